@@ -1,0 +1,168 @@
+"""Goldens from eager PyTorch: the model's own ``forward`` with transformers' own cache, token by token.
+
+N steps, V vocabulary, n tokens of a prompt. The two references are separate calls, so that a caller can free one model
+before it loads the other::
+
+    quantized = record(quantized_model, prompts, steps)          # decodes greedily
+    unquantized = record(source_model, prompts, steps, forced=tokens_of(quantized))
+    goldens = assemble(prompts, quantized, unquantized, text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from runners.check import FullLogits
+from runners.goldens import GoldenPrompt, Goldens, GoldenText, Reference, summarise
+from runners.metrics import negative_log_likelihood, windows
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, tokenized: what the pipeline records goldens for."""
+
+    name: str
+    text: str
+    ids: torch.Tensor  # int64 [n]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one eager model said along one prompt."""
+
+    reference: Reference
+    logits: torch.Tensor | None  # float32 [N, V], where the caller asked to keep them
+
+
+def prompt_length_to_the_end(max_length: int, steps: int) -> int:
+    """Length of the prompt whose last fed token takes the last of ``max_length`` cache positions.
+
+    Of N greedy tokens the last is never fed, hence n + N - 1 positions.
+
+    Raises:
+        ValueError: the cache is shorter than the steps.
+    """
+    if steps > max_length:
+        raise ValueError(f"{steps} steps do not fit into a cache of {max_length} positions")
+    return max_length - steps + 1
+
+
+def record(
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    steps: int,
+    forced: Sequence[torch.Tensor] | None = None,
+    *,
+    keep_logits: bool = False,
+) -> tuple[Recording, ...]:
+    """What a model says along each prompt.
+
+    Args:
+        model: In evaluation mode.
+        prompts: Each is decoded from an empty cache.
+        steps: N, at least 1.
+        forced: For each prompt the tokens to feed, int64 [N]; without them the model decodes greedily.
+        keep_logits: Also keep the logits over the whole vocabulary: 4·N·V bytes a prompt.
+    """
+    choices = forced if forced is not None else [None] * len(prompts)
+    return tuple(
+        _recording(logits_along(model, prompt.ids, steps, tokens), keep_logits)
+        for prompt, tokens in zip(prompts, choices, strict=True)
+    )
+
+
+def _recording(logits: torch.Tensor, keep_logits: bool) -> Recording:
+    return Recording(summarise(logits), logits if keep_logits else None)
+
+
+def tokens_of(recordings: Sequence[Recording]) -> tuple[torch.Tensor, ...]:
+    """The greedy tokens of each prompt, int64 [N]: what the other reference is forced along."""
+    return tuple(recording.reference.tokens for recording in recordings)
+
+
+def logits_along(
+    model: PreTrainedModel, prompt_ids: torch.Tensor, steps: int, forced: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Logits of N steps, float32 [N, V]: of the prompt's last position, then after each fed token.
+
+    Every token but those of the prompt is fed alone, as a program's decode does. End-of-sequence tokens do not stop it.
+
+    Args:
+        model: In evaluation mode.
+        prompt_ids: int64 [n].
+        steps: N, at least 1.
+        forced: The tokens to feed, int64 [N] (the last one is not fed); without them, the greedy choices.
+    """
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        rows = [_last_logits(model, prompt_ids, cache)]
+        for step in range(steps - 1):
+            token = forced[step : step + 1] if forced is not None else rows[-1].argmax(-1, keepdim=True)
+            rows.append(_last_logits(model, token, cache))
+    return torch.stack(rows)
+
+
+def _last_logits(model: PreTrainedModel, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+    """Feed int64 [n]; the logits of the last position, float32 [V]."""
+    logits: torch.Tensor = model(input_ids=ids.unsqueeze(0), cache=cache, use_cache=True, logits_to_keep=1).logits
+    return logits[0, -1].float()
+
+
+def mean_nll(model: PreTrainedModel, ids: torch.Tensor, window: int) -> float:
+    """Mean negative log-likelihood of a text, nats a scored token; the windows are those of the check.
+
+    Args:
+        model: In evaluation mode.
+        ids: int64 [n].
+        window: Tokens a window, each one ``forward`` without a cache; the first token of each is not scored.
+
+    Raises:
+        ValueError: nothing to score.
+    """
+    total, scored = 0.0, 0
+    for part in windows(ids, window):
+        with torch.inference_mode():
+            logits = model(input_ids=part.unsqueeze(0), use_cache=False).logits[0, :-1]
+        total += negative_log_likelihood(logits, part[1:])
+        scored += part.shape[0] - 1
+    if not scored:
+        raise ValueError(f"a text of {ids.shape[0]} tokens in windows of {window} leaves no token to score")
+    return total / scored
+
+
+def assemble(
+    prompts: Sequence[Prompt],
+    quantized: Sequence[Recording],
+    unquantized: Sequence[Recording],
+    text: GoldenText | None = None,
+) -> Goldens:
+    """Put both references of each prompt together. ``unquantized`` was forced along ``tokens_of(quantized)``."""
+    rows = zip(prompts, quantized, unquantized, strict=True)
+    return Goldens(tuple(_golden_prompt(*row) for row in rows), text)
+
+
+def _golden_prompt(prompt: Prompt, quantized: Recording, unquantized: Recording) -> GoldenPrompt:
+    return GoldenPrompt(
+        name=prompt.name,
+        text=prompt.text,
+        prompt_ids=prompt.ids,
+        forced=quantized.reference.tokens,
+        quantized=quantized.reference,
+        unquantized=unquantized.reference,
+    )
+
+
+def full_logits(
+    prompts: Sequence[Prompt], quantized: Sequence[Recording], unquantized: Sequence[Recording]
+) -> FullLogits:
+    """The kept logits by prompt name, for a comparison over the whole vocabulary on the build host."""
+    return FullLogits(quantized=_kept(prompts, quantized), unquantized=_kept(prompts, unquantized))
+
+
+def _kept(prompts: Sequence[Prompt], recordings: Sequence[Recording]) -> dict[str, torch.Tensor]:
+    pairs = zip(prompts, recordings, strict=True)
+    return {prompt.name: recording.logits for prompt, recording in pairs if recording.logits is not None}

@@ -1,0 +1,200 @@
+"""Replay a package's goldens on its program and judge the outcome by the limits of its configuration.
+
+N steps, V vocabulary. No tolerance is built in: what fails is what the limits, taken from the YAML, forbid, and two
+things always: logits that are not finite, and a prompt that gives other logits when it is run again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from runners.check_limits import refuse_unmeasurable, violations
+from runners.check_report import (
+    CheckReport,
+    Comparison,
+    Difference,
+    Limits,
+    PerplexityReport,
+    PromptReport,
+)
+from runners.errors import UserError
+from runners.goldens import GoldenPrompt, Goldens, GoldenText, Reference
+from runners.metrics import full_figures, margin, negative_log_likelihood, recorded_figures, windows
+
+
+class LogitSource(Protocol):
+    """What can be checked: a loaded program with a cache. A returned tensor may be overwritten by the next call."""
+
+    def reset(self) -> None:
+        """Forget everything: the next token is at position 0."""
+
+    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+        """Feed one token or more; return the logits after the last one, float [V]."""
+
+    def step(self, token: int) -> torch.Tensor:
+        """Feed one token; return the logits after it, float [V]."""
+
+
+@dataclass(frozen=True)
+class FullLogits:
+    """Both references' logits over the whole vocabulary, prompt name -> float [N, V]; in memory only."""
+
+    quantized: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    unquantized: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+Progress = Callable[[str], None]
+
+
+def _silent(_message: str) -> None:
+    """Report progress to nobody."""
+
+
+def check(
+    source: LogitSource,
+    goldens: Goldens,
+    limits_quantized: Limits,
+    limits_unquantized: Limits,
+    full: FullLogits | None = None,
+    progress: Progress = _silent,
+) -> CheckReport:
+    """Run every golden on one loaded program, one after another, the first prompt once more at the end.
+
+    Args:
+        source: The program. It is reset before each prompt and window, never loaded anew: a stale cache shows.
+        goldens: What eager PyTorch said.
+        limits_quantized: Limits against eager execution of the package's weights.
+        limits_unquantized: Limits against eager execution of the source's weights.
+        full: References over the whole vocabulary; prompts that are in it are compared over all of it.
+        progress: Is told what comes next.
+
+    Raises:
+        UserError: a limit is set that these goldens cannot measure, or the program's vocabulary is not the goldens'.
+    """
+    refuse_unmeasurable(goldens, limits_quantized, limits_unquantized)
+    full = full or FullLogits()
+    prompts, first = [], None
+    for number, prompt in enumerate(goldens.prompts, 1):
+        progress(f"prompt {number} of {len(goldens.prompts)} ({prompt.name})")
+        logits = run_prompt(source, prompt)
+        first = logits if first is None else first
+        prompts.append(_report(prompt, logits, full))
+    progress("first prompt again")
+    repeatable = first is None or _same_bits(run_prompt(source, goldens.prompts[0]), first)
+    perplexity = _perplexity(source, goldens.text, progress) if goldens.text is not None else None
+    report = CheckReport(
+        passed=False,
+        prompts=tuple(prompts),
+        perplexity=perplexity,
+        repeatable=repeatable,
+        limits_quantized=limits_quantized,
+        limits_unquantized=limits_unquantized,
+        violations=(),
+    )
+    found = violations(report)
+    return report.model_copy(update={"passed": not found, "violations": found})
+
+
+def run_prompt(source: LogitSource, prompt: GoldenPrompt) -> torch.Tensor:
+    """The program's logits along the golden tokens of a prompt, float32 [N, V]."""
+    source.reset()
+    rows = [source.prefill(prompt.prompt_ids.tolist()).float().clone()]
+    rows += [source.step(int(token)).float().clone() for token in prompt.forced[:-1]]
+    return torch.stack(rows)
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two float32 tensors are equal bit by bit: NaN equals itself here, and -0 differs from 0."""
+    return bool(torch.equal(left.view(torch.int32), right.view(torch.int32)))
+
+
+def _report(prompt: GoldenPrompt, logits: torch.Tensor, full: FullLogits) -> PromptReport:
+    return PromptReport(
+        name=prompt.name,
+        text=prompt.text,
+        prompt_tokens=prompt.prompt_ids.shape[0],
+        finite=bool(logits.isfinite().all()),
+        quantized=compare(logits, prompt.quantized, full.quantized.get(prompt.name)),
+        unquantized=compare(logits, prompt.unquantized, full.unquantized.get(prompt.name)),
+    )
+
+
+def compare(logits: torch.Tensor, reference: Reference, full: torch.Tensor | None = None) -> Comparison:
+    """Compare the program's logits, float [N, V], with a reference taken along the same tokens.
+
+    Args:
+        logits: The program's.
+        reference: What was recorded of the reference.
+        full: The reference's logits over the whole vocabulary, float [N, V], where they are at hand.
+
+    Raises:
+        UserError: the reference names tokens beyond the program's vocabulary.
+    """
+    largest = int(reference.top_ids.max())
+    if largest >= logits.shape[-1]:
+        raise UserError(f"the program gives {logits.shape[-1]} logits, the goldens speak of token {largest}")
+    figures = full_figures(logits, full) if full is not None else recorded_figures(logits, reference)
+    differences = _differences(logits.argmax(-1), reference)
+    return Comparison(
+        steps=logits.shape[0],
+        equal_steps=logits.shape[0] - len(differences),
+        differences=differences,
+        max_logit_difference=float(figures.max_difference.max()),
+        mean_logit_difference=float(figures.mean_difference.mean()),
+        mean_kl=float(figures.kl.mean()),
+        max_kl=float(figures.kl.max()),
+        whole_vocabulary=full is not None,
+    )
+
+
+def _differences(choices: torch.Tensor, reference: Reference) -> tuple[Difference, ...]:
+    steps = (choices != reference.tokens).nonzero().flatten().tolist()
+    return tuple(_difference(step, int(choices[step]), reference) for step in steps)
+
+
+def _difference(step: int, choice: int, reference: Reference) -> Difference:
+    found = margin(reference, step, choice)
+    return Difference(
+        step=step,
+        wanted=int(reference.tokens[step]),
+        got=choice,
+        margin=found.value,
+        margin_is_lower_bound=found.lower_bound,
+    )
+
+
+def _perplexity(source: LogitSource, text: GoldenText, progress: Progress) -> PerplexityReport:
+    total, scored = 0.0, 0
+    for window in windows(text.ids, text.window):
+        progress(f"perplexity, {scored} of {text.ids.shape[0]} tokens")
+        total += _window_nll(source, window)
+        scored += window.shape[0] - 1
+    return PerplexityReport(
+        scored_tokens=scored,
+        program=_exp(total / scored),
+        quantized=_exp(text.quantized_nll),
+        unquantized=_exp(text.unquantized_nll),
+    )
+
+
+def _window_nll(source: LogitSource, window: torch.Tensor) -> float:
+    """Token by token: a program need not return the logits of a whole call. Nothing but one row is kept."""
+    source.reset()
+    total = negative_log_likelihood(source.prefill([int(window[0])]).unsqueeze(0), window[1:2])
+    for position in range(1, window.shape[0] - 1):
+        logits = source.step(int(window[position]))
+        total += negative_log_likelihood(logits.unsqueeze(0), window[position + 1 : position + 2])
+    return total
+
+
+def _exp(nll: float) -> float:
+    """Perplexity; a loss too large for a float is an infinite one."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf

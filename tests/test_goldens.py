@@ -1,0 +1,202 @@
+"""Goldens: written and read back unchanged, damaged files refused; the eager side agrees with transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline.goldens import (
+    Prompt,
+    assemble,
+    full_logits,
+    logits_along,
+    mean_nll,
+    prompt_length_to_the_end,
+    record,
+    tokens_of,
+)
+from runners.errors import UserError
+from runners.goldens import TOP, GoldenPrompt, Goldens, GoldenText, Reference, load, save, summarise
+from tests import tiny
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.llama(tiny.Shape(vocabulary=300))
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    generator = torch.Generator().manual_seed(1)
+    return [
+        Prompt("0", "one", torch.randint(3, 300, (7,), generator=generator)),
+        Prompt("long", "two", torch.randint(3, 300, (40,), generator=generator)),
+    ]
+
+
+def some_goldens() -> Goldens:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 300, generator=generator)
+    other = torch.randn(4, 300, generator=generator)
+    prompt = GoldenPrompt(
+        name="0",
+        text="Was ist das? 漢字 'x'",
+        prompt_ids=torch.tensor([5, 6, 7]),
+        forced=logits.argmax(-1),
+        quantized=summarise(logits),
+        unquantized=summarise(other),
+    )
+    return Goldens((prompt,), GoldenText(torch.arange(20), 8, 3.25, 3.0))
+
+
+def flat(value) -> list:
+    if isinstance(value, torch.Tensor):
+        return [(value.dtype, value.tolist())]
+    if isinstance(value, tuple):
+        return [item for part in value for item in flat(part)]
+    if dataclasses.is_dataclass(value):
+        return [item for field in dataclasses.fields(value) for item in flat(getattr(value, field.name))]
+    return [value]
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    goldens = some_goldens()
+    save(goldens, tmp_path / "g.safetensors")
+    assert flat(load(tmp_path / "g.safetensors")) == flat(goldens)
+    assert [file.name for file in tmp_path.iterdir()] == ["g.safetensors"]
+
+
+def test_round_trip_without_text(tmp_path: Path) -> None:
+    goldens = dataclasses.replace(some_goldens(), text=None)
+    save(goldens, tmp_path / "g.safetensors")
+    assert load(tmp_path / "g.safetensors").text is None
+
+
+def test_equal_names_are_refused(tmp_path: Path) -> None:
+    prompt = some_goldens().prompts[0]
+    with pytest.raises(ValueError, match="distinct"):
+        save(Goldens((prompt, prompt), None), tmp_path / "g.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.safetensors"):
+        load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 0.5, 0.999])
+def test_truncated_file(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "g.safetensors"
+    save(some_goldens(), path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
+    with pytest.raises(UserError, match=r"g\.safetensors"):
+        load(path)
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "g.safetensors"
+    save(some_goldens(), path)
+    rewrite(path, lambda tensors: tensors.pop("0/quantized/top_ids"))
+    with pytest.raises(UserError, match="lack the tensor '0/quantized/top_ids'"):
+        load(path)
+
+
+def test_tensor_of_wrong_shape_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "g.safetensors"
+    save(some_goldens(), path)
+    rewrite(path, lambda tensors: tensors.update({"0/quantized/tokens": torch.tensor([1])}))
+    with pytest.raises(UserError, match=r"'0/quantized/tokens' is torch.int64 \[1\], expected torch.int64 \[4\]"):
+        load(path)
+
+
+def test_other_safetensors_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": torch.ones(2)}, path)
+    with pytest.raises(UserError, match="not a file of goldens"):
+        load(path)
+
+
+def rewrite(path: Path, edit) -> None:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    edit(tensors)
+    save_file(tensors, path, metadata=metadata)
+
+
+def test_summarise_keeps_the_largest() -> None:
+    logits = torch.randn(3, 500)
+    reference = summarise(logits)
+    assert reference.top_ids.shape == (3, TOP)
+    assert torch.equal(reference.top_logits, logits.sort(-1, descending=True).values[:, :TOP])
+    assert torch.equal(reference.tokens, logits.argmax(-1))
+    torch.testing.assert_close(reference.log_sum_exp, logits.exp().sum(-1).log())
+
+
+def test_summarise_of_a_small_vocabulary() -> None:
+    assert summarise(torch.randn(3, 10)).top_ids.shape == (3, 10)
+
+
+def test_greedy_tokens_are_those_of_generate(model, prompts) -> None:
+    for prompt, tokens in zip(prompts, tokens_of(record(model, prompts, STEPS)), strict=True):
+        generated = model.generate(
+            prompt.ids.unsqueeze(0), do_sample=False, max_new_tokens=STEPS, eos_token_id=None, pad_token_id=0
+        )
+        assert tokens.tolist() == generated[0, prompt.ids.shape[0] :].tolist()
+
+
+def test_forced_logits_are_those_of_one_whole_forward(model, prompts) -> None:
+    """Teacher forcing is checked against a forward without a cache over prompt and forced tokens."""
+    forced = torch.tensor([9, 8, 7, 6, 5, 4])
+    ids = torch.cat([prompts[0].ids, forced[:-1]])
+    whole = model(ids.unsqueeze(0), use_cache=False).logits[0, -STEPS:]
+    # Other matrix shapes round otherwise; a token out of place moves these logits by whole units.
+    torch.testing.assert_close(logits_along(model, prompts[0].ids, STEPS, forced), whole, atol=1e-3, rtol=0)
+
+
+def test_assembled_goldens_force_the_quantized_model_s_tokens(model, prompts) -> None:
+    source = tiny.llama(tiny.Shape(vocabulary=300), seed=1)
+    quantized = record(model, prompts, STEPS, keep_logits=True)
+    unquantized = record(source, prompts, STEPS, tokens_of(quantized), keep_logits=True)
+    goldens = assemble(prompts, quantized, unquantized)
+    first = goldens.prompts[0]
+    assert first.forced.tolist() == first.quantized.tokens.tolist()
+    expected = logits_along(source, prompts[0].ids, STEPS, first.forced)
+    assert isinstance(first.unquantized, Reference)
+    assert first.unquantized.tokens.tolist() == expected.argmax(-1).tolist()
+    assert torch.equal(full_logits(prompts, quantized, unquantized).unquantized["0"], expected)
+
+
+def test_logits_are_dropped_unless_asked_for(model, prompts) -> None:
+    recordings = record(model, prompts[:1], 2)
+    assert recordings[0].logits is None
+    assert full_logits(prompts[:1], recordings, recordings).quantized == {}
+
+
+def test_mean_nll_is_the_model_s_own_loss(model) -> None:
+    ids = torch.randint(3, 300, (25,), generator=torch.Generator().manual_seed(3))
+    losses = [float(model(part[None], labels=part[None]).loss) for part in ids.split(10)]
+    expected = (9 * losses[0] + 9 * losses[1] + 4 * losses[2]) / 22
+    assert mean_nll(model, ids, 10) == pytest.approx(expected, rel=1e-5)
+
+
+def test_text_without_a_scored_token(model) -> None:
+    with pytest.raises(ValueError, match="no token to score"):
+        mean_nll(model, torch.tensor([5]), 10)
+
+
+def test_prompt_to_the_end_fills_the_last_position() -> None:
+    length = prompt_length_to_the_end(max_length=100, steps=8)
+    fed = 8 - 1  # the last of eight greedy tokens is never fed
+    assert length + fed == 100
+    with pytest.raises(ValueError, match="do not fit"):
+        prompt_length_to_the_end(max_length=4, steps=8)
