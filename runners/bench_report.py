@@ -1,0 +1,135 @@
+"""The figures of a measurement: their JSON, and their table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from runners.machine import Machine
+
+_RESAMPLES = 2000
+
+
+class Figures(BaseModel):
+    """Base of every entry: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Spread(Figures):
+    """Percentiles of n values, linearly interpolated."""
+
+    median: float
+    p10: float
+    p90: float
+    p99: float
+    n: int
+
+
+class Memory(Figures):
+    """Resident memory of a process that ran one trial and nothing else."""
+
+    peak_bytes: int
+    imports_bytes: int  # of the peak: what the interpreter and the libraries took before the program was loaded
+
+
+class PackageFigures(Figures):
+    """What was measured of one package."""
+
+    name: str
+    path: str
+    program_sha256: str
+    memory: Memory
+    load_seconds: Spread
+    first_token_seconds: Spread
+    prefill_tokens_per_second: Spread
+    decode_tokens_per_second: Spread  # a trial
+    step_seconds: Spread  # every step of every trial
+
+
+class Ratio(Figures):
+    """Speed of the first package by that of the second: above 1, the first is faster."""
+
+    name: str
+    median: float
+    low: float  # the interval in which the median lies with 95% confidence, by bootstrap over the paired trials
+    high: float
+
+
+class BenchReport(Figures):
+    """A whole measurement."""
+
+    machine: Machine
+    threads: int
+    prompt_tokens: int
+    new_tokens: int
+    trials: int
+    warmup: int
+    decode_position: int
+    packages: list[PackageFigures]
+    ratios: list[Ratio]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Percentiles of at least one value."""
+    median, p10, p90, p99 = (float(each) for each in np.percentile(values, [50, 10, 90, 99]))
+    return Spread(median=median, p10=p10, p90=p90, p99=p99, n=len(values))
+
+
+def ratio(name: str, ratios: Sequence[float]) -> Ratio:
+    """The median of paired ratios with its bootstrap interval. The resampling is seeded."""
+    values = np.asarray(ratios)
+    picks = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(values[picks], axis=1), [2.5, 97.5])
+    return Ratio(name=name, median=float(np.median(values)), low=float(low), high=float(high))
+
+
+def show(report: BenchReport, console: Console) -> None:
+    """Print the report."""
+    machine = report.machine
+    console.print(
+        f"{machine.cpu}, {machine.physical_cores} cores, {', '.join(machine.flags)}, "
+        f"{machine.memory_bytes / 2**30:.0f} GiB, {report.threads} threads, load average {machine.load_average:.1f}",
+        highlight=False,
+    )
+    console.print(
+        f"{report.trials} trials after {report.warmup}: prompt {report.prompt_tokens} tokens, "
+        f"{report.new_tokens} new from position {report.decode_position}",
+        highlight=False,
+    )
+    for package in report.packages:
+        console.print(_table(package))
+    for each in report.ratios:
+        first, second = (package.name for package in report.packages)
+        console.print(
+            f"{each.name}: {first} is {each.median:.3f} times as fast as {second} "
+            f"(95%: {each.low:.3f} to {each.high:.3f})",
+            highlight=False,
+        )
+
+
+def _table(package: PackageFigures) -> RenderableType:
+    table = Table(title=package.name, title_justify="left", caption=_caption(package), caption_justify="left")
+    table.add_column("")
+    for column in ("median", "p10", "p90", "p99", "n"):
+        table.add_column(column, justify="right")
+    _add(table, "load, ms", package.load_seconds, 1e3)
+    _add(table, "time to first token, ms", package.first_token_seconds, 1e3)
+    _add(table, "prefill, tokens/s", package.prefill_tokens_per_second, 1)
+    _add(table, "decode, tokens/s", package.decode_tokens_per_second, 1)
+    _add(table, "step, ms", package.step_seconds, 1e3)
+    return table
+
+
+def _caption(package: PackageFigures) -> str:
+    memory = package.memory
+    return f"peak memory {memory.peak_bytes / 2**20:.0f} MiB, {memory.imports_bytes / 2**20:.0f} of them before loading"
+
+
+def _add(table: Table, name: str, values: Spread, scale: float) -> None:
+    cells = [f"{value * scale:.2f}" for value in (values.median, values.p10, values.p90, values.p99)]
+    table.add_row(name, *cells, str(values.n))

@@ -1,0 +1,242 @@
+"""The command line of the runners, and the one place where an error becomes a message and an exit code.
+
+The commands import what they need when they run: the runtime takes seconds to import, and ``--help`` should not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from runners.errors import CheckFailedError, UserError
+
+if TYPE_CHECKING:
+    from runners.bench import Workload
+    from runners.bench_report import BenchReport
+    from runners.chat import Speaker
+    from runners.package import Package
+    from runners.sampling import Sampling
+    from runners.template import ChatTemplate
+
+TRACEBACK_VARIABLE = "PTELINE_TRACEBACK"
+
+app = typer.Typer(
+    name="pteline",
+    help="Open, check, run and measure ExecuTorch packages.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+PackagePath = Annotated[Path, typer.Argument(metavar="PACKAGE", help="A package directory, as the build writes it.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of the runtime. Default: this process's physical cores.")]
+
+
+@app.callback()
+def options(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", envvar=TRACEBACK_VARIABLE, help="Show where an error was raised.")
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+    if traceback:
+        os.environ[TRACEBACK_VARIABLE] = "1"
+    else:
+        os.environ.pop(TRACEBACK_VARIABLE, None)
+
+
+def run_app(application: typer.Typer) -> None:
+    """Run a command line and exit: 0 done, 1 a check failed, 2 bad input, 130 interrupted.
+
+    A :class:`UserError` or :class:`CheckFailedError` is one message on standard error, with its traceback where
+    ``--traceback`` or ``PTELINE_TRACEBACK`` asks for it. Anything else is a fault of the program and shows its own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that cannot show a character
+    try:
+        application()
+    except (UserError, CheckFailedError) as error:
+        sys.exit(_fail(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(error: UserError | CheckFailedError) -> int:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        sys.excepthook(type(error), error, error.__traceback__)
+    else:
+        sys.stderr.write(f"error: {error}\n")
+    return error.exit_code
+
+
+@app.command()
+def run(
+    package: PackagePath,
+    prompt: Annotated[str | None, typer.Argument(help="What to say; '-' reads standard input.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token (greedy).")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that reach this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest's probability.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Repeat the draws of an earlier run.")] = None,
+    threads: Threads = None,
+    system: Annotated[str | None, typer.Option(help="A system message for the chat template.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Hold a conversation.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after an answer.")] = False,
+) -> None:
+    """Answer a prompt, or hold a conversation (/reset, /exit; Ctrl-C stops an answer).
+
+    Greedy by default: give --temperature to sample. The answer goes to standard output, everything else to standard
+    error.
+    """
+    from runners.chat import answer, chat
+    from runners.package import open_package
+    from runners.sampling import Sampling
+    from runners.template import open_template
+
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    opened = open_package(package)
+    template = None if raw else open_template(opened)
+    _require_usable(opened, prompt, template, system=system, raw=raw, interactive=interactive)
+    text = None if prompt is None else _prompt_text(prompt)
+    speaker = _speaker(opened, sampling, threads, max_new_tokens, stats=stats)
+    if interactive:
+        assert template is not None, "required above"
+        chat(speaker, template, system, _lines(speaker.notes, text))
+    else:
+        assert text is not None, "required above"
+        answer(speaker, _prompt_ids(speaker, template, system, text))
+
+
+@app.command()
+def bench(
+    package: PackagePath,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 128,
+    new_tokens: Annotated[int, typer.Option(help="Tokens decoded one by one after it.")] = 64,
+    trials: Annotated[int, typer.Option(help="Trials that count.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Trials before them that do not.")] = 2,
+    threads: Threads = None,
+    at: Annotated[int | None, typer.Option(help="Measure decoding from this cache position on.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="A second package, measured trial by trial in turn with the first.")
+    ] = None,
+) -> None:
+    """Measure loading, prefill and decoding, as median and percentiles of warm trials."""
+    from runners.bench import Workload
+    from runners.files import require_writable, write_text
+    from runners.package import open_package
+
+    work = Workload(prompt_tokens, new_tokens, trials, warmup, at)
+    if json is not None:
+        require_writable(json)
+    report = _measure([open_package(path) for path in (package, against) if path is not None], work, threads)
+    if json is not None:
+        write_text(json, report.model_dump_json(indent=2) + "\n")
+
+
+def _measure(packages: list[Package], work: Workload, threads: int | None) -> BenchReport:
+    from runners.bench import measure
+    from runners.bench_report import show
+    from runners.machine import describe
+
+    notes = Console(stderr=True)
+    with notes.status("starting") as status:
+        report = measure(packages, work, threads, describe(), lambda stage: status.update(stage))
+    show(report, Console())
+    return report
+
+
+def _require_usable(
+    package: Package,
+    prompt: str | None,
+    template: ChatTemplate | None,
+    *,
+    system: str | None,
+    raw: bool,
+    interactive: bool,
+) -> None:
+    """Refuse combinations of options that would otherwise be ignored, before the program is loaded."""
+    if not interactive and (prompt is None or not prompt.strip()):
+        raise UserError("the prompt is empty: give some text, '-' for standard input, or --interactive.")
+    if raw and (system is not None or interactive):
+        option = "--interactive" if interactive else "--system"
+        raise UserError(f"{option} needs the chat template, which --raw leaves out: give one of the two.")
+    if interactive and prompt == "-":
+        raise UserError("--interactive reads turns from standard input already: leave '-' out.")
+    if template is None and (system is not None or interactive):
+        option = "--interactive" if interactive else "--system"
+        raise UserError(f"package '{package.manifest.name}' has no chat template, which {option} needs. Leave it out.")
+
+
+def _prompt_text(prompt: str) -> str:
+    """The prompt itself, or standard input for '-'; without the line end that a shell appends."""
+    if prompt != "-":
+        return prompt
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not valid UTF-8 text: {error}.") from error
+    if not text.strip():
+        raise UserError("the prompt on standard input is empty: give some text.")
+    return text
+
+
+def _prompt_ids(speaker: Speaker, template: ChatTemplate | None, system: str | None, text: str) -> list[int]:
+    if template is None:
+        return speaker.codec.encode(text)
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return speaker.codec.encode_rendered(template.render([*opening, {"role": "user", "content": text}]))
+
+
+def _speaker(package: Package, sampling: Sampling, threads: int | None, max_new_tokens: int, *, stats: bool) -> Speaker:
+    from runners.chat import Speaker
+    from runners.sampling import Sampler
+    from runners.session import Session
+    from runners.tokenizer import open_tokenizer
+
+    notes = Console(stderr=True)
+    codec = open_tokenizer(package)
+    begin = perf_counter()
+    session = Session.open(package, threads)
+    if stats:
+        notes.print(f"loaded in {(perf_counter() - begin) * 1e3:.0f} ms", style="dim", highlight=False)
+    return Speaker(session, codec, Sampler(sampling), max_new_tokens, _write, notes, stats)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _lines(notes: Console, first: str | None) -> Iterator[str]:
+    """The user's turns: the prompt of the command line, then lines of standard input until it ends."""
+    if first is not None:
+        yield first
+    while True:
+        if sys.stdin.isatty():
+            notes.print("> ", end="", style="bold")
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
+def main() -> None:
+    """The runners' own command line, for a machine that only runs packages."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

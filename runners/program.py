@@ -1,0 +1,55 @@
+"""A loaded program and its methods.
+
+Methods loaded from one ``Program`` share their memory arenas, hence their mutable buffers: ``forward`` and ``decode``
+see the same cache. (``portable_lib._load_for_executorch`` gives every method arenas of its own: a ``decode`` loaded
+that way reads an empty cache.) So a method's outputs live in memory that the next call of any method overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from runners.errors import UserError
+from runners.package import Package
+from runners.runtime import native_log, portable_lib, require_runtime
+from runners.threads import holds_threads
+
+
+class Method(Protocol):
+    """A method of a loaded program, as ExecuTorch's Python binding gives it."""
+
+    def call(self, inputs: Sequence[torch.Tensor], clone_outputs: bool = True) -> list[torch.Tensor]:
+        """Run the method. With ``clone_outputs=False`` the outputs are valid until the next call of any method."""
+        ...
+
+
+class Program:
+    """A loaded program. It keeps the file open and the methods' memory alive."""
+
+    def __init__(self, package: Package) -> None:
+        require_runtime(package.manifest)
+        self.package = package
+        with native_log() as log:
+            try:
+                # From the path, not from bytes: the runtime maps the file, and no buffer can be freed too early.
+                self._handle = portable_lib._load_program(str(package.program_path))
+                self._methods: dict[str, Method] = {n: self._handle.load_method(n) for n in package.manifest.methods}
+            except RuntimeError as error:
+                raise UserError(_load_message(package, error, log())) from error
+        holds_threads(self)
+
+    def method(self, name: str) -> Method | None:
+        """The method ``name``; None where the package has none of that name."""
+        return self._methods.get(name)
+
+
+def _load_message(package: Package, error: RuntimeError, log: str) -> str:
+    built = package.manifest.versions.get("executorch", "of unknown version")
+    reason = "; ".join(line for line in log.splitlines() if not line.startswith("[cpuinfo"))
+    return (
+        f"{package.program_path}: the runtime cannot load it: {error} ({reason or 'no further message'}). "
+        f"It was built with executorch {built}: install that version, or build the package again."
+    )

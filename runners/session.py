@@ -1,0 +1,222 @@
+"""A session: one loaded program, the tokens in its cache, and calls that never write past the cache's end.
+
+V vocabulary, n tokens of a call, L cache length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from runners.errors import UserError
+from runners.manifest import Cache, CacheTensor, Method, TensorSpec
+from runners.package import Package
+from runners.program import Method as LoadedMethod
+from runners.program import Program
+from runners.threads import use_threads
+
+
+class ContextEndError(RuntimeError):
+    """The cache is full: no further token can be fed. The last logits are still good for one more token of text."""
+
+
+class Session:
+    """A program that decodes one sequence at a time.
+
+    Logits returned by a call are views of the program's memory: they are valid until the next call, and must be used
+    or cloned before it.
+    """
+
+    def __init__(self, package: Package, program: Program) -> None:
+        self.package = package
+        self._program = program
+        self._tokens: list[int] = []
+        self._bind()
+
+    @classmethod
+    def open(cls, package: Package, threads: int | None = None) -> Session:
+        """Load a package's program.
+
+        Args:
+            package: an opened package.
+            threads: size of the runtime's thread pool; None: physical cores.
+
+        Raises:
+            UserError: the package cannot decode text, the runtime lacks something, or the file does not load.
+        """
+        _forward_entry(package)
+        use_threads(threads)
+        return cls(package, Program(package))
+
+    @property
+    def position(self) -> int:
+        """Tokens in the cache: where the next token is written."""
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids in the cache."""
+        return tuple(self._tokens)
+
+    @property
+    def max_length(self) -> int:
+        """L: tokens the cache can hold."""
+        return _cache_entry(self.package).max_length
+
+    @property
+    def max_chunk(self) -> int:
+        """Tokens that one call of ``forward`` takes at most."""
+        return _forward_entry(self.package).inputs[0].shape[1]
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V: logits a token."""
+        return _forward_entry(self.package).outputs[0].shape[-1]
+
+    def feed(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append up to ``max_chunk`` tokens to the cache with one call of ``forward``.
+
+        Returns:
+            float32 [n, V], or [1, V] from a program that computes the last token's logits alone. Valid until the next
+            call.
+
+        Raises:
+            UserError: an id lies outside the vocabulary, or the tokens do not fit into the cache.
+        """
+        assert 0 < len(ids) <= self.max_chunk, f"{len(ids)} tokens for one call, expected 1 to {self.max_chunk}"
+        self._require_room(ids)
+        logits = self._call(self._forward, torch.tensor([list(ids)], dtype=torch.int64))
+        self._tokens.extend(ids)
+        return logits
+
+    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append any number of tokens that fits, in calls of at most ``max_chunk``.
+
+        Returns:
+            float32 [V]: logits after the last token. Valid until the next call.
+
+        Raises:
+            UserError: ``ids`` is empty, holds an id outside the vocabulary, or does not fit. Nothing is written then.
+        """
+        if not ids:
+            raise UserError("the prompt has no tokens: give some text.")
+        self._require_room(ids)
+        chunks = [ids[start : start + self.max_chunk] for start in range(0, len(ids), self.max_chunk)]
+        for chunk in chunks[:-1]:
+            self.feed(chunk)
+        return self.feed(chunks[-1])[-1]
+
+    def step(self, token: int) -> torch.Tensor:
+        """Append one token, with ``decode`` where the program has it.
+
+        Returns:
+            float32 [V]: logits after it. Valid until the next call.
+
+        Raises:
+            ContextEndError: the cache is full.
+        """
+        if self.position >= self.max_length:
+            raise ContextEndError(f"the context of {self.max_length} tokens is full")
+        self._one[0, 0] = token
+        logits = self._call(self._decode, self._one)
+        self._tokens.append(token)
+        return logits[-1]
+
+    def reset(self) -> None:
+        """Start a new sequence."""
+        self.rewind(0)
+
+    def rewind(self, position: int) -> int:
+        """Forget the tokens from ``position`` on, or more where the cache cannot go back that exactly.
+
+        What was written beyond stays in memory, is never attended to, and is overwritten. A recurrent state cannot go
+        back, nor can a sliding window whose older entries were overwritten: those start anew.
+
+        Returns:
+            the position reached: ``position`` or 0.
+        """
+        assert 0 <= position <= self.position, f"cannot rewind from {self.position} to {position}"
+        if position == self.position:
+            return position
+        reached = position if self._can_rewind() else 0
+        if reached == 0 and self._is_recurrent():
+            self._renew()
+        del self._tokens[reached:]
+        return reached
+
+    def _bind(self) -> None:
+        """Look up the methods, and allocate what the session itself holds."""
+        entry = _forward_entry(self.package)
+        forward = self._program.method("forward")
+        assert forward is not None
+        self._forward: LoadedMethod = forward
+        self._decode: LoadedMethod = self._program.method("decode") or forward
+        self._one = torch.zeros(1, 1, dtype=torch.int64)
+        self._position = torch.zeros(entry.inputs[1].shape, dtype=torch.int64)
+        self._cache = tuple(_zeros(spec) for spec in entry.inputs[2:])  # empty where the program holds the cache
+
+    def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> torch.Tensor:
+        """Run a method on int64 [1, n] at the current position; float32 [n or 1, V]."""
+        self._position.fill_(self.position)
+        outputs = method.call((tokens, self._position, *self._cache), clone_outputs=False)
+        # Copied, not kept: the program's outputs lie where its next call computes.
+        for kept, new in zip(self._cache, outputs[2:], strict=True):
+            kept.copy_(new)
+        return outputs[0].reshape(-1, self.vocabulary_size)
+
+    def _require_room(self, ids: Sequence[int]) -> None:
+        room = self.max_length - self.position
+        if len(ids) > room:
+            used = f", {self.position} of them used" if self.position else ""
+            raise UserError(
+                f"the prompt has {len(ids)} tokens, but the context of '{self.package.manifest.name}' holds "
+                f"{self.max_length}{used}. Shorten the prompt, or build with a larger cache.max_length."
+            )
+        strange = next((token for token in ids if not 0 <= token < self.vocabulary_size), None)
+        if strange is not None:
+            raise UserError(f"token id {strange} lies outside the model's vocabulary of {self.vocabulary_size}.")
+
+    def _can_rewind(self) -> bool:
+        windows = [_window(tensor, self._attention()) for tensor in self._tensors("sliding")]
+        return not self._is_recurrent() and all(self.position <= window for window in windows)
+
+    def _is_recurrent(self) -> bool:
+        return bool(self._tensors("conv") or self._tensors("recurrent"))
+
+    def _tensors(self, kind: str) -> list[CacheTensor]:
+        return [tensor for tensor in _cache_entry(self.package).tensors if tensor.kind == kind]
+
+    def _attention(self) -> str:
+        return _cache_entry(self.package).attention
+
+    def _renew(self) -> None:
+        """Begin with the initial state: a state in a program's buffers has no other way to become that again."""
+        if not self._cache:
+            self._program = Program(self.package)
+        self._bind()
+
+
+def _forward_entry(package: Package) -> Method:
+    entry = package.manifest.methods.get("forward")
+    if entry is None or package.manifest.cache is None or len(entry.inputs) < 2:
+        found = ", ".join(package.manifest.methods) or "no method"
+        raise UserError(
+            f"package '{package.manifest.name}' (task {package.manifest.model.task}) cannot generate text: that takes "
+            f"a method forward(tokens, position) and a cache; the package has {found}."
+        )
+    return entry
+
+
+def _cache_entry(package: Package) -> Cache:
+    assert package.manifest.cache is not None, "checked when the session was opened"
+    return package.manifest.cache
+
+
+def _zeros(spec: TensorSpec) -> torch.Tensor:
+    return torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+
+
+def _window(tensor: CacheTensor, attention: str) -> int:
+    """Positions a sliding tensor keeps: [B, L, K, D] with custom attention, else L is one of the two middle axes."""
+    return tensor.shape[1] if attention == "custom" else min(tensor.shape[1:3])
