@@ -91,9 +91,10 @@ def _generation_config(fetched: Fetched) -> GenerationConfig | None:
 
 def _check_vocabulary(backend: FastTokenizer, config: PreTrainedConfig, fetched: Fetched) -> None:
     largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= config.vocab_size:
+    size = config.get_text_config().vocab_size
+    if largest >= size:
         warnings.warn(
-            f"{fetched.path}: the tokenizer has ids up to {largest}, and the model's vocabulary {config.vocab_size} "
+            f"{fetched.path}: the tokenizer has ids up to {largest}, and the model's vocabulary {size} "
             "tokens: a prompt with such a token cannot be run",
             stacklevel=2,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -91,3 +93,53 @@ def save_llama(folder: Path, shape: Shape = Shape(), seed: int = 0, *, with_toke
     if with_tokenizer:
         tokenizer(shape.vocabulary).save_pretrained(folder)
     return folder
+
+
+def save_gguf(path: Path, shape: Shape = Shape(), seed: int = 0, *, with_tokenizer: bool = True) -> Path:
+    """Write the same tiny Llama as one float32 GGUF file, as llama.cpp's converter does, and give the path back."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_license("MIT")
+    writer.add_context_length(shape.max_positions)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(shape.vocabulary)
+    if with_tokenizer:
+        _add_tokenizer(writer, shape.vocabulary)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape.layers)
+    for name, weight in llama(shape, seed).state_dict().items():
+        if not (shape.tied and name == "lm_head.weight"):
+            writer.add_tensor(names.get_name(name, (".weight",)), _as_llama_cpp(name, weight, shape).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _as_llama_cpp(name: str, weight: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """llama.cpp interleaves the two rotary halves of each head in query and key rows."""
+    heads = shape.heads if ".q_proj." in name else shape.kv_heads
+    if ".q_proj." not in name and ".k_proj." not in name:
+        return weight
+    half = weight.shape[0] // heads // 2
+    return weight.view(heads, 2, half, weight.shape[1]).transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: int) -> None:
+    model = json.loads(tokenizer(vocabulary).backend_tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([control if token in SPECIAL_TOKENS else normal for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template(CHAT_TEMPLATE)
