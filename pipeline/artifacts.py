@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from executorch.exir import EdgeProgramManager
+from torch.export import ExportedProgram
 from transformers import PreTrainedModel
 
-from runners.manifest import ModelIdentity, Tokenizer
+from pipeline.caches import CachePytree, DeviceCache
+from runners.manifest import Cache, Manifest, Method, ModelIdentity, Strict, TensorSpec, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,3 +29,80 @@ class Loaded:
     model: PreTrainedModel  # float32, in evaluation mode, without gradients
     identity: ModelIdentity
     tokenizer: LoadedTokenizer | None  # None: the source has none
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The model that the package will hold. Weights that a scheme left alone are shared with ``Loaded.model``."""
+
+    model: PreTrainedModel
+    notes: dict[str, str]  # for the manifest: kind of weights -> what was done to it
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A model and an empty cache of the device's own kind, whose class is a known pytree."""
+
+    model: PreTrainedModel
+    cache: DeviceCache
+    entry: CachePytree
+    layout: Cache  # where the cache will live, and each of its tensors
+
+
+class Signature(Strict):
+    """Inputs and outputs of one method, with the bounds of each dynamic dimension."""
+
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+
+
+class ProgramFacts(Strict):
+    """What the manifest says of a program that no later stage can find out from the program itself."""
+
+    signatures: dict[str, Signature]  # method -> inputs and outputs
+    cache: Cache
+    quantization: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Functional programs by method name, their cache placed. None of them knows a cache class any more."""
+
+    programs: dict[str, ExportedProgram]
+    facts: ProgramFacts
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Programs in the edge dialect, with the backend's parts as delegates."""
+
+    programs: EdgeProgramManager
+    delegated_operators: dict[str, int]  # method -> operators inside its delegates
+    facts: ProgramFacts
+
+
+class EmittedFacts(Strict):
+    """What the manifest says of a ``.pte`` file."""
+
+    methods: dict[str, Method]
+    constant_methods: dict[str, int | bool | list[int]]
+    backends: list[str]
+    operators: list[str]
+    cache: Cache
+    quantization: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A ``.pte`` file and what the manifest says of it."""
+
+    program: Path
+    facts: EmittedFacts
+
+
+@dataclass(frozen=True)
+class Package:
+    """A finished package directory."""
+
+    path: Path
+    manifest: Manifest

@@ -1,0 +1,40 @@
+"""XNNPACK: the CPU backend of ExecuTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
+from torch.export import ExportedProgram
+
+from pipeline.passes.half_swap_as_linear import half_swap_as_linear
+from pipeline.passes.mean_as_linear import mean_as_linear
+from pipeline.passes.quantized_embedding import quantized_embedding
+
+# What XNNPACK, or a portable kernel, does not take as it is written, rewritten so that it does.
+PASSES = (quantized_embedding, mean_as_linear, half_swap_as_linear)
+
+# Linear schemes that its partitioner takes; a weight-only linear layer (float input) would be unpacked at every step outside of it.
+LINEAR_SCHEMES = ("none", "8da4w", "8da8w")
+
+
+def lower(
+    programs: Mapping[str, ExportedProgram], constant_methods: dict[str, int | bool | list[int]]
+) -> EdgeProgramManager:
+    """Return the programs in the edge dialect, with what XNNPACK takes as delegates.
+
+    One partitioner serves float and quantized operators alike: with the dynamically-quantized one before it, each quantized linear layer would become a
+    delegate of its own.
+    """
+    rewritten = {}
+    for name, program in programs.items():
+        for rewrite in PASSES:
+            program = rewrite(program)
+        rewritten[name] = program
+    return to_edge_transform_and_lower(
+        rewritten,
+        partitioner=[XnnpackPartitioner()],
+        constant_methods=constant_methods,
+        compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
+    )

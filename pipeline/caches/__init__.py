@@ -1,0 +1,67 @@
+"""Cache classes as pytrees, and the device's own cache.
+
+``with registered(): torch.export.export(model, (), {"input_ids": ids, "cache": cache})`` is all that a model with a cache needs.
+A new cache class is a module here and a name in ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from transformers.cache_utils import Cache
+
+from pipeline.caches.device import DEVICE_CACHE, DeviceCache, device_cache
+from pipeline.caches.dynamic import DYNAMIC_CACHE, empty_dynamic_cache
+from pipeline.caches.pytree import CachePytree, LayerPytree
+from pipeline.caches.scope import scoped, unknown_class
+from pipeline.caches.static import STATIC_CACHE
+
+__all__ = [
+    "KNOWN",
+    "CachePytree",
+    "DeviceCache",
+    "LayerPytree",
+    "device_cache",
+    "empty_dynamic_cache",
+    "entry_of",
+    "registered",
+    "subclass_of",
+]
+
+KNOWN: tuple[CachePytree, ...] = (DYNAMIC_CACHE, STATIC_CACHE, DEVICE_CACHE)
+
+
+def registered(*caches: type[Cache] | CachePytree) -> AbstractContextManager[None]:
+    """Make cache classes pytree nodes inside a ``with`` block; with no argument, every class in ``KNOWN``.
+
+    Args:
+        caches: classes in ``KNOWN``, or entries of your own.
+
+    Raises:
+        UserError: a class has no entry (a subclass of a known class has none either: the exact type is the key).
+    """
+    return scoped(tuple(c if isinstance(c, CachePytree) else entry_of(c) for c in caches) or KNOWN)
+
+
+def entry_of(cls: type[Cache]) -> CachePytree:
+    """Return the entry of exactly this class.
+
+    Raises:
+        UserError: there is none; the message shows the line to add.
+    """
+    for entry in KNOWN:
+        if entry.type is cls:
+            return entry
+    raise unknown_class(cls, KNOWN)
+
+
+def subclass_of(parent: type[Cache], cls: type[Cache]) -> CachePytree:
+    """Return an entry for a subclass that adds no state of its own: flattened as ``parent`` is, under its own name."""
+
+    def sample() -> Cache:
+        cache = entry_of(parent).sample()
+        cache.__class__ = cls
+        return cache
+
+    return replace(entry_of(parent), type=cls, name=f"{cls.__module__}.{cls.__qualname__}", sample=sample)

@@ -1,0 +1,1 @@
+"""Graph passes over an exported program, one module a pass."""

@@ -1,0 +1,1 @@
+"""Quantize weights before export: rows of schemes, and the code that applies them."""

@@ -1,0 +1,29 @@
+"""Stage: quantize the weights of a model, or leave them as they are."""
+
+from __future__ import annotations
+
+import copy
+
+from pipeline.artifacts import Loaded, Quantized
+from pipeline.config import QuantizeSettings
+from pipeline.quantization.apply import quantize_weights
+
+
+def quantize(loaded: Loaded, settings: QuantizeSettings) -> Quantized:
+    """Return the model with its weights quantized; ``loaded.model`` stays as it is, and weights are shared where they are equal.
+
+    Raises:
+        UserError: a scheme or a group size does not fit the model.
+    """
+    weights = {id(p): p for p in loaded.model.parameters()}
+    model = copy.deepcopy(loaded.model, memo=dict(weights))
+    notes = quantize_weights(
+        model,
+        linear=settings.linear,
+        group_size=settings.group_size,
+        scales=settings.scales,
+        lm_head=settings.lm_head or settings.linear,
+        embedding=settings.embedding,
+        embedding_group_size=settings.embedding_group_size,
+    )
+    return Quantized(model, notes)
