@@ -142,9 +142,6 @@ def _random(config: PreTrainedConfig, seed: int, trust_remote_code: bool) -> Pre
 def _trained(fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings) -> PreTrainedModel:
     model, findings = _from_pretrained(fetched, config, settings)
     _check_weights(findings, fetched, type(model).__name__, settings.num_layers)
-    if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
-        # the weights are float32 by now; what is left says otherwise
-        quantizer.remove_quantization_config(model)
     return model
 
 
@@ -152,7 +149,7 @@ def _from_pretrained(
     fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings
 ) -> tuple[PreTrainedModel, _Findings]:
     is_gguf = fetched.kind == "gguf"
-    # dequantize: else weights may stay in GGUF blocks where a kernel for them is installed
+    # dequantize: else the model counts as quantized, and weights stay in GGUF blocks where a kernel for them is installed
     options = {"gguf_file": fetched.path.name, "quantization_config": GgufConfig(dequantize=True)} if is_gguf else {}
     if not is_gguf:
         options["use_safetensors"] = None if settings.allow_pickle else True
