@@ -139,7 +139,7 @@ def _report(speaker: Speaker, result: Answer) -> None:
     elif finish is Finish.STOPPED:
         notes.print("[stopped]", markup=False, style="dim")
     if speaker.stats:
-        notes.print(_statistics(result, speaker), markup=False, style="dim", highlight=False)
+        notes.print(_statistics(result, speaker), markup=False, style="dim", highlight=False, soft_wrap=True)
 
 
 def _statistics(result: Answer, speaker: Speaker) -> str:

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 
 from runners.errors import UserError
 from runners.manifest import Manifest
@@ -76,19 +77,19 @@ def _import_kernels(missing: list[str]) -> None:
 def native_log() -> Iterator[Callable[[], str]]:
     """Keep what native code writes to standard error; the yielded function returns it.
 
-    The runtime's error codes say little: the reason is in these lines. When all goes well they are noise.
+    The runtime's error codes say little: the reason is in these lines. When all goes well they are noise. The binding
+    writes some of them through ``sys.stderr``, the libraries below it write to the file descriptor.
     """
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, redirect_stderr(StringIO()) as python_log:
         os.dup2(log.fileno(), 2)
         try:
-            yield lambda: _text_of(log.fileno())
+            yield lambda: python_log.getvalue() + _text_of(log.fileno())
         finally:
-            sys.stderr.flush()
             os.dup2(kept, 2)
             os.close(kept)
 
 
 def _text_of(descriptor: int) -> str:
-    return os.pread(descriptor, 1 << 16, 0).decode("utf-8", errors="replace").strip()
+    return os.pread(descriptor, 1 << 16, 0).decode("utf-8", errors="replace")

@@ -8,6 +8,7 @@ temperature, top-k, top-p, min-p.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 import torch
@@ -47,11 +48,8 @@ class Sampler:
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
-        self._generator = torch.Generator()
-        if sampling.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(sampling.seed)
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self._generator = torch.Generator().manual_seed(seed)
 
     @property
     def seed(self) -> int:
