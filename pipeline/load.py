@@ -149,7 +149,7 @@ def _from_pretrained(
     fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings
 ) -> tuple[PreTrainedModel, _Findings]:
     is_gguf = fetched.kind == "gguf"
-    # dequantize: else the model counts as quantized, and weights stay in GGUF blocks where a kernel for them is installed
+    # dequantize: else the model counts as quantized, and weights stay packed where a kernel for them is installed
     options = {"gguf_file": fetched.path.name, "quantization_config": GgufConfig(dequantize=True)} if is_gguf else {}
     if not is_gguf:
         options["use_safetensors"] = None if settings.allow_pickle else True
