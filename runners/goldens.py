@@ -112,7 +112,8 @@ def save(goldens: Goldens, path: Path) -> None:
     if goldens.text is not None:
         tensors["text/ids"] = goldens.text.ids
     header = TypeAdapter(_Header).dump_json(_header(goldens)).decode()
-    packed = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    # Cloned: the format refuses tensors that share memory, as ``forced`` and the quantized model's tokens do.
+    packed = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     temporary = path.with_name(f".{path.name}.partial")
     try:
         save_file(packed, temporary, metadata={"goldens": header})

@@ -158,8 +158,10 @@ def _little(data: bytes) -> int:
 
 
 def _parse(path: Path, program_bytes: bytes) -> Program:
-    # Imported here: it takes seconds, and `pteline --help` imports this module through the command line.
+    # Imported here: it takes seconds. The runtime comes first because it keeps log lines off the terminal.
     from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
+
+    import runners.runtime  # noqa: F401
 
     try:
         program: Program = _flatbuffer_to_program(program_bytes)

@@ -20,7 +20,7 @@ from pipeline.goldens import (
     tokens_of,
 )
 from runners.errors import UserError
-from runners.goldens import TOP, GoldenPrompt, Goldens, GoldenText, Reference, load, save, summarise
+from runners.goldens import TOP, GoldenPrompt, Goldens, GoldenText, load, save, summarise
 from tests import tiny
 
 STEPS = 6
@@ -163,6 +163,14 @@ def test_forced_logits_are_those_of_one_whole_forward(model, prompts) -> None:
     torch.testing.assert_close(logits_along(model, prompts[0].ids, STEPS, forced), whole, atol=1e-3, rtol=0)
 
 
+def test_assembled_goldens_are_saved(model, prompts, tmp_path: Path) -> None:
+    """An unquantized package: both references are one, and share their tensors."""
+    recordings = record(model, prompts, STEPS)
+    goldens = assemble(prompts, recordings, recordings)
+    save(goldens, tmp_path / "g.safetensors")
+    assert flat(load(tmp_path / "g.safetensors")) == flat(goldens)
+
+
 def test_assembled_goldens_force_the_quantized_model_s_tokens(model, prompts) -> None:
     source = tiny.llama(tiny.Shape(vocabulary=300), seed=1)
     quantized = record(model, prompts, STEPS, keep_logits=True)
@@ -171,7 +179,6 @@ def test_assembled_goldens_force_the_quantized_model_s_tokens(model, prompts) ->
     first = goldens.prompts[0]
     assert first.forced.tolist() == first.quantized.tokens.tolist()
     expected = logits_along(source, prompts[0].ids, STEPS, first.forced)
-    assert isinstance(first.unquantized, Reference)
     assert first.unquantized.tokens.tolist() == expected.argmax(-1).tolist()
     assert torch.equal(full_logits(prompts, quantized, unquantized).unquantized["0"], expected)
 

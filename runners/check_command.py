@@ -1,0 +1,121 @@
+"""``pteline check``: open a package, replay its goldens, print and write the report, fail where the limits say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from runners.check import FullLogits, check
+from runners.check_render import render
+from runners.check_report import Against, CheckReport, Limits, limits_from_config, write_report
+from runners.errors import CheckFailedError, UserError
+from runners.files import require_writable
+from runners.goldens import Goldens, load
+from runners.package import Package, open_package
+from runners.session import Session
+
+
+class EagerReferences(Protocol):
+    """Runs eager PyTorch on a user's own prompts: the pipeline's side of ``--eager``, for the runners have no model."""
+
+    def __call__(self, package: Package, prompts: Sequence[str], steps: int) -> tuple[Goldens, FullLogits]:
+        """Goldens of the prompts, greedily decoded for ``steps`` tokens, and both references' whole logits."""
+        ...
+
+
+def command(package: Path, threads: int | None = None, json: Path | None = None) -> None:
+    """``pteline check PACKAGE [--threads N] [--json FILE]``: replay the goldens that the package carries.
+
+    Raises:
+        UserError: the package is damaged, carries no goldens, or the report cannot be written.
+        CheckFailedError: the program breaks a limit of the package's configuration.
+    """
+    opened = _open(package, json)
+    if opened.goldens_path is None:
+        raise UserError(f"{package}: the package carries no goldens: set check.prompts in its YAML and build it again")
+    goldens = load(opened.goldens_path)
+    _conclude(_replay(opened, goldens, None, threads, measures_text=True), json)
+
+
+def command_eager(
+    package: Path,
+    prompts: Sequence[str],
+    steps: int,
+    references: EagerReferences,
+    threads: int | None = None,
+    json: Path | None = None,
+) -> None:
+    """``pteline check PACKAGE --eager``: check prompts of the user's own against eager PyTorch, run here and now.
+
+    The limits are the package's; that on perplexity is left out, for no text is run.
+
+    Args:
+        package: The package directory.
+        prompts: Texts; at least one.
+        steps: Greedy tokens a prompt.
+        references: Runs the models.
+        threads: Of the runtime.
+        json: Where the report goes.
+
+    Raises:
+        UserError: the package or a prompt cannot be used.
+        CheckFailedError: the program breaks a limit of the package's configuration.
+    """
+    opened = _open(package, json)
+    goldens, full = references(opened, prompts, steps)
+    _conclude(_replay(opened, goldens, full, threads, measures_text=False), json)
+
+
+def _open(package: Path, json: Path | None) -> Package:
+    if json is not None:
+        require_writable(json)
+    return open_package(package)
+
+
+def package_limits(package: Package, against: Against) -> Limits:
+    """The limits that a package's configuration sets against one reference.
+
+    Raises:
+        UserError: the configuration's ``check`` section is not one.
+    """
+    settings = package.manifest.config.get("check") or {}
+    if not isinstance(settings, dict):
+        raise UserError(f"{package.path}: the manifest's config.check is {settings!r}, expected a mapping")
+    return limits_from_config(settings, against)
+
+
+def _replay(
+    package: Package, goldens: Goldens, full: FullLogits | None, threads: int | None, *, measures_text: bool
+) -> CheckReport:
+    dropped = {} if measures_text else {"max_perplexity_ratio": None}
+    quantized = package_limits(package, "quantized").model_copy(update=dropped)
+    unquantized = package_limits(package, "unquantized").model_copy(update=dropped)
+    with Console(stderr=True).status("loading") as status:
+        session = Session.open(package, threads)
+        _require_room(goldens, session.max_length)
+        return check(session, goldens, quantized, unquantized, full, status.update)
+
+
+def _require_room(goldens: Goldens, max_length: int) -> None:
+    """Refuse goldens that need more cache positions than the program has: the last of N tokens is never fed."""
+    needs = {f"prompt {p.name}": p.prompt_ids.shape[0] + p.forced.shape[0] - 1 for p in goldens.prompts}
+    if goldens.text is not None:
+        needs["the window of perplexity"] = min(goldens.text.window, goldens.text.ids.shape[0]) - 1
+    for what, positions in needs.items():
+        if positions > max_length:
+            raise UserError(
+                f"{what} takes {positions} cache positions, the program has {max_length}; shorten it (check.steps, "
+                "check.long_prompt, check.perplexity.window) or build with a larger cache.max_length"
+            )
+
+
+def _conclude(report: CheckReport, json: Path | None) -> None:
+    """The report is written before the verdict is spoken: a failed check is when it is wanted most."""
+    if json is not None:
+        write_report(report, json)
+    Console().print(render(report))
+    if not report.passed:
+        raise CheckFailedError("the check failed:\n" + "\n".join(f"  {found.message}" for found in report.violations))
