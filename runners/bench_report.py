@@ -95,11 +95,13 @@ def show(report: BenchReport, console: Console) -> None:
         f"{machine.cpu}, {machine.physical_cores} cores, {', '.join(machine.flags)}, "
         f"{machine.memory_bytes / 2**30:.0f} GiB, {report.threads} threads, load average {machine.load_average:.1f}",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(
         f"{report.trials} trials after {report.warmup}: prompt {report.prompt_tokens} tokens, "
         f"{report.new_tokens} new from position {report.decode_position}",
         highlight=False,
+        soft_wrap=True,
     )
     for package in report.packages:
         console.print(_table(package))
@@ -109,12 +111,13 @@ def show(report: BenchReport, console: Console) -> None:
             f"{each.name}: {first} is {each.median:.3f} times as fast as {second} "
             f"(95%: {each.low:.3f} to {each.high:.3f})",
             highlight=False,
+            soft_wrap=True,
         )
 
 
 def _table(package: PackageFigures) -> RenderableType:
     table = Table(title=package.name, title_justify="left", caption=_caption(package), caption_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in ("median", "p10", "p90", "p99", "n"):
         table.add_column(column, justify="right")
     _add(table, "load, ms", package.load_seconds, 1e3)

@@ -26,7 +26,8 @@ def use_threads(threads: int | None) -> int:
     Raises:
         UserError: ``threads`` is below 1, or a loaded program uses the pool with another size.
     """
-    current = int(portable_lib._threadpool_get_thread_count())
+    with native_log():  # the first call creates the pool, and tells of every file it reads to count cores
+        current = int(portable_lib._threadpool_get_thread_count())
     default = current if len(_loaded) else physical_cores()
     wanted = default if threads is None else threads
     if wanted < 1:
