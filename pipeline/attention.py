@@ -56,16 +56,15 @@ def portable(
 ) -> tuple[torch.Tensor, None]:
     """Attention over the whole storage by core operators: query ``[B, H, S, D]``, storage ``[B, K, L, D]``, mask ``[B, 1, S, L]`` to add.
 
-    The heads that share a key are one matrix product, so that the storage is not repeated. Returns ``[B, S, H, D]``.
+    Returns ``[B, S, H, D]``.
     """
     _refuse_unsupported(kwargs)
     b, h, s, d = query.shape
-    k, length = key.shape[1], key.shape[2]
-    grouped = query.clone(memory_format=torch.contiguous_format).view(b, k, h // k * s, d)
-    scores = torch.matmul(grouped, key.transpose(2, 3)) * (scaling if scaling is not None else d**-0.5)
-    masked = scores.view(b, k, h // k, s, length) + attention_mask.unsqueeze(1)
-    weights = torch.softmax(masked, dim=-1).view(b, k, h // k * s, length)
-    out = torch.matmul(weights, value).view(b, h, s, value.shape[-1])
+    k = key.shape[1]
+    grouped = query.reshape(b, k, h // k, s, d)
+    scores = torch.matmul(grouped, key.unsqueeze(2).transpose(3, 4)) * (scaling if scaling is not None else d**-0.5)
+    weights = torch.softmax(scores + attention_mask.unsqueeze(1), dim=-1)
+    out = torch.matmul(weights, value.unsqueeze(2)).reshape(b, h, s, value.shape[-1])
     return out.transpose(1, 2), None
 
 
@@ -77,7 +76,9 @@ def _position_mask(*, q_offset: int | torch.SymInt, **kwargs: object) -> int | t
 def _refuse_unsupported(kwargs: dict[str, object]) -> None:
     for name, what in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
-            raise UserError(f"export.attention: this model's attention needs {what} ({name}), which it does not implement yet.")
+            raise UserError(
+                f"export.attention: this model's attention needs {what} ({name}), which it does not implement yet."
+            )
 
 
 _FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {

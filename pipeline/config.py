@@ -73,8 +73,8 @@ class QuantizeSettings(Section):
     """Scheme of the linear layers."""
     group_size: PositiveInt | None = None
     """Input features a scale, for grouped schemes. Default: the scheme's."""
-    scales: Literal["minmax", "hqq"] = "minmax"
-    """How the scales of grouped 4-bit weights are found. hqq searches, and loses less."""
+    scales: Literal["minmax", "hqq"] | None = None
+    """How the scales of grouped 4-bit weights are found. hqq searches, and loses less. Default: the scheme's (hqq)."""
     lm_head: Literal[tuple(LINEAR_SCHEMES)] | None = None  # type: ignore[valid-type]
     """Scheme of the output layer. Default: as linear."""
     embedding: Literal[tuple(EMBEDDING_SCHEMES)] = "none"  # type: ignore[valid-type]

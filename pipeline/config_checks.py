@@ -24,6 +24,7 @@ def problems(settings: BuildSettings) -> Iterator[Problem]:
     """Every impossible combination in ``settings``."""
     yield from _model(settings.model)
     yield from _quantize(settings.quantize)
+    yield from _taken(settings)
     yield from _export(settings)
     yield from _check(settings.check)
     yield from _lengths(settings.check, settings.cache.max_length)
@@ -66,13 +67,27 @@ def _quantize(quantize: QuantizeSettings) -> Iterator[Problem]:
     if quantize.group_size is not None and not any(scheme.grouped for scheme in schemes):
         text = f"{given}, and neither has groups; remove it (null), or choose {_names(_grouped)}"
         yield Problem(("quantize", "group_size"), text)
-    if quantize.scales == "hqq" and not any(map(_grouped_4_bit, schemes)):
-        fitting = _names(_grouped_4_bit)
-        text = f"hqq finds scales of grouped 4-bit weights, but {given}; set scales: minmax, or choose {fitting}"
+    if quantize.scales is not None and not any(map(_grouped_4_bit, schemes)):
+        text = f"is about grouped 4-bit weights, but {given}; remove it (null), or choose {_names(_grouped_4_bit)}"
         yield Problem(("quantize", "scales"), text)
+    for scheme in schemes:
+        multiple = scheme.group_multiple
+        if multiple is not None and quantize.group_size is not None and quantize.group_size % multiple:
+            text = f"{quantize.group_size} is no multiple of {multiple}, which the backend asks for; give {multiple}, 64 or 128"
+            yield Problem(("quantize", "group_size"), text)
     if quantize.embedding_group_size is not None and quantize.embedding == "none":
         text = "given, but embedding is none; remove it, or choose embedding: 8w or 4w"
         yield Problem(("quantize", "embedding_group_size"), text)
+
+
+def _taken(settings: BuildSettings) -> Iterator[Problem]:
+    """A scheme that the backend does not take would be unpacked at each step, slower than no scheme at all."""
+    for key, name in (("linear", settings.quantize.linear), ("lm_head", settings.quantize.lm_head)):
+        scheme = LINEAR_SCHEMES[name] if name is not None else None
+        backend = settings.lower.backend
+        if scheme is not None and backend not in scheme.backends:
+            text = f"{backend} takes no {name} layer (weights of {scheme.weight_bits} bits, {scheme.activation} input); choose "
+            yield Problem(("quantize", key), text + _names(lambda row: backend in row.backends))
 
 
 def _grouped(scheme: LinearScheme) -> bool:

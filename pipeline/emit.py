@@ -1,4 +1,4 @@
-"""Stage: plan memory, write the ``.pte`` file, and hold it against the budget."""
+"""Stage: plan memory and write the ``.pte`` file; and the budget that its methods are held against."""
 
 from __future__ import annotations
 
@@ -21,15 +21,8 @@ from runners.pte import (
 )
 
 
-def emit(
-    lowered: Lowered, settings: LowerSettings, constant_methods: dict[str, int | bool | list[int]], target: Path
-) -> Emitted:
-    """Write the program to ``target`` and describe it from the file itself.
-
-    Raises:
-        UserError: a method has more delegates than ``lower.max_delegates``, or leaves an operator undelegated that
-            ``lower.allowed_undelegated`` does not list.
-    """
+def emit(lowered: Lowered, constant_methods: dict[str, int | bool | list[int]], target: Path) -> Emitted:
+    """Write the program to ``target`` and describe it from the file itself."""
     facts, methods = lowered.facts, list(lowered.delegated_operators)
     program = lowered.programs.to_executorch(
         ExecutorchBackendConfig(
@@ -44,7 +37,6 @@ def emit(
     found = {
         m.name: _method(m, lowered.delegated_operators[m.name], facts.signatures[m.name]) for m in description.methods
     }
-    _check_budget(found, settings)
     emitted = EmittedFacts(
         methods=found,
         constant_methods=constant_methods,
@@ -69,7 +61,13 @@ def _method(method: MethodDescription, delegated: int, signature: Signature) -> 
     )
 
 
-def _check_budget(methods: dict[str, Method], settings: LowerSettings) -> None:
+def check_budget(methods: dict[str, Method], settings: LowerSettings) -> None:
+    """Hold each method against the budget of the configuration.
+
+    Raises:
+        UserError: a method has more delegates than ``lower.max_delegates``, or leaves an operator undelegated that
+            ``lower.allowed_undelegated`` does not list.
+    """
     for name, method in methods.items():
         delegation = method.delegation
         if settings.max_delegates is not None and delegation.delegates > settings.max_delegates:

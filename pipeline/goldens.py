@@ -1,10 +1,10 @@
-"""Goldens from eager PyTorch: the model's own ``forward`` with transformers' own cache, token by token.
+"""Goldens from eager PyTorch: the model's own ``forward`` and transformers' own cache.
 
 N steps, V vocabulary, n tokens of a prompt. The two references are separate calls, so that a caller can free one model
 before it loads the other::
 
-    quantized = record(quantized_model, prompts, steps)          # decodes greedily
-    unquantized = record(source_model, prompts, steps, forced=tokens_of(quantized))
+    quantized = record(quantized_model, prompts, steps)  # decodes greedily
+    unquantized = record_forced(source_model, prompts, tokens_of(quantized))
     goldens = assemble(prompts, quantized, unquantized, text)
 """
 
@@ -55,24 +55,32 @@ def record(
     model: PreTrainedModel,
     prompts: Sequence[Prompt],
     steps: int,
-    forced: Sequence[torch.Tensor] | None = None,
+    drafts: Sequence[torch.Tensor] | None = None,
     *,
     keep_logits: bool = False,
 ) -> tuple[Recording, ...]:
-    """What a model says along each prompt.
+    """What a model says along its own greedy tokens.
 
     Args:
         model: In evaluation mode.
         prompts: Each is decoded from an empty cache.
         steps: N, at least 1.
-        forced: For each prompt the tokens to feed, int64 [N]; without them the model decodes greedily.
+        drafts: For each prompt a guess of its tokens, int64 [N], such as a program's. The tokens recorded are the model's
+            own whatever the guess; a good one saves most of the time (:func:`greedy_from_draft`).
         keep_logits: Also keep the logits over the whole vocabulary: 4·N·V bytes a prompt.
     """
-    choices = forced if forced is not None else [None] * len(prompts)
-    return tuple(
-        _recording(logits_along(model, prompt.ids, steps, tokens), keep_logits)
-        for prompt, tokens in zip(prompts, choices, strict=True)
-    )
+    if drafts is None:
+        return tuple(_recording(greedy_logits(model, prompt.ids, steps), keep_logits) for prompt in prompts)
+    pairs = zip(prompts, drafts, strict=True)
+    return tuple(_recording(greedy_from_draft(model, p.ids, draft), keep_logits) for p, draft in pairs)
+
+
+def record_forced(
+    model: PreTrainedModel, prompts: Sequence[Prompt], forced: Sequence[torch.Tensor], *, keep_logits: bool = False
+) -> tuple[Recording, ...]:
+    """What a model says along given tokens, int64 [N] a prompt. Arguments as those of :func:`record`."""
+    pairs = zip(prompts, forced, strict=True)
+    return tuple(_recording(forced_logits(model, p.ids, tokens), keep_logits) for p, tokens in pairs)
 
 
 def _recording(logits: torch.Tensor, keep_logits: bool) -> Recording:
@@ -84,10 +92,8 @@ def tokens_of(recordings: Sequence[Recording]) -> tuple[torch.Tensor, ...]:
     return tuple(recording.reference.tokens for recording in recordings)
 
 
-def logits_along(
-    model: PreTrainedModel, prompt_ids: torch.Tensor, steps: int, forced: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Logits of N steps, float32 [N, V]: of the prompt's last position, then after each fed token.
+def greedy_logits(model: PreTrainedModel, prompt_ids: torch.Tensor, steps: int) -> torch.Tensor:
+    """Logits of N greedy steps, float32 [N, V]: of the prompt's last position, then after each token but the last.
 
     Every token but those of the prompt is fed alone, as a program's decode does. End-of-sequence tokens do not stop it.
 
@@ -95,15 +101,39 @@ def logits_along(
         model: In evaluation mode.
         prompt_ids: int64 [n].
         steps: N, at least 1.
-        forced: The tokens to feed, int64 [N] (the last one is not fed); without them, the greedy choices.
     """
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
         rows = [_last_logits(model, prompt_ids, cache)]
-        for step in range(steps - 1):
-            token = forced[step : step + 1] if forced is not None else rows[-1].argmax(-1, keepdim=True)
-            rows.append(_last_logits(model, token, cache))
+        for _ in range(steps - 1):
+            rows.append(_last_logits(model, rows[-1].argmax(-1, keepdim=True), cache))
     return torch.stack(rows)
+
+
+def forced_logits(model: PreTrainedModel, prompt_ids: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
+    """The same logits along given tokens, int64 [N], by one ``forward`` without a cache: float32 [N, V]."""
+    ids = torch.cat([prompt_ids, forced[:-1]]).unsqueeze(0)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=forced.shape[0]).logits
+    return logits[0].float()
+
+
+def greedy_from_draft(model: PreTrainedModel, prompt_ids: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Logits of N greedy steps, float32 [N, V], by correcting a draft, int64 [N], until the model would write it itself.
+
+    One ``forward`` judges all tokens of the draft. Up to its first wrong token the draft is the model's own greedy
+    choice, and so is the token that the model puts there: each round settles one token more at least, N rounds settle
+    all, and a right draft takes one. Step by step it takes N calls, each of which reads all weights.
+    """
+    logits = forced_logits(model, prompt_ids, draft)
+    for _ in range(draft.shape[0]):
+        choices = logits.argmax(-1)
+        wrong = (choices[:-1] != draft[:-1]).nonzero()  # the last token is never fed
+        if wrong.numel() == 0:
+            break
+        draft = torch.cat([draft[: int(wrong[0])], choices[int(wrong[0]) :]])
+        logits = forced_logits(model, prompt_ids, draft)
+    return logits
 
 
 def _last_logits(model: PreTrainedModel, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
@@ -140,7 +170,7 @@ def assemble(
     unquantized: Sequence[Recording],
     text: GoldenText | None = None,
 ) -> Goldens:
-    """Put both references of each prompt together. ``unquantized`` was forced along ``tokens_of(quantized)``."""
+    """Put both references of each prompt together. ``unquantized`` is forced along ``tokens_of(quantized)``."""
     rows = zip(prompts, quantized, unquantized, strict=True)
     return Goldens(tuple(_golden_prompt(*row) for row in rows), text)
 

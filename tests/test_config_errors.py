@@ -62,7 +62,9 @@ SETTINGS = [
     # combinations
     ("quantize: {group_size: 32}", 3, "quantize.group_size", "neither has groups; remove it (null), or choose 8da4w"),
     ("quantize: {linear: 8da8w, group_size: 32}", 3, "quantize.group_size", "linear is 8da8w and lm_head 8da8w"),
-    ("quantize: {linear: 8da8w, scales: hqq}", 3, "quantize.scales", "set scales: minmax, or choose 8da4w"),
+    ("quantize: {linear: 8da8w, scales: hqq}", 3, "quantize.scales", "remove it (null), or choose 8da4w"),
+    ("quantize: {linear: 8da4w, group_size: 7}", 3, "quantize.group_size", "7 is no multiple of 32"),
+    ("quantize: {linear: 8w}", 3, "quantize.linear", "xnnpack takes no 8w layer"),
     ("quantize: {embedding_group_size: 32}", 3, "quantize.embedding_group_size", "embedding is none"),
     (
         "cache: {max_length: 64}\nexport: {max_prefill_length: 65}\ncheck: {steps: 1}",

@@ -15,9 +15,6 @@ from pipeline.passes.quantized_embedding import quantized_embedding
 # What XNNPACK, or a portable kernel, does not take as it is written, rewritten so that it does.
 PASSES = (quantized_embedding, mean_as_linear, half_swap_as_linear)
 
-# Linear schemes that its partitioner takes; a weight-only linear layer (float input) would be unpacked at every step outside of it.
-LINEAR_SCHEMES = ("none", "8da4w", "8da8w")
-
 
 def lower(
     programs: Mapping[str, ExportedProgram], constant_methods: dict[str, int | bool | list[int]]

@@ -27,7 +27,9 @@ class CustomLayer(StaticLayer):
 
     reads_position_as_int = True
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, position: int | torch.SymInt) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, position: int | torch.SymInt
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values ``[B, K, S, D]`` at ``position`` and return the storage."""
         torch.ops.llama.update_cache(keys.transpose(1, 2), self.keys, position)
         torch.ops.llama.update_cache(values.transpose(1, 2), self.values, position)
@@ -39,7 +41,9 @@ class PortableLayer(StaticLayer):
 
     reads_position_as_int = False
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values ``[B, K, S, D]`` at ``position`` (int64 ``[1]``) and return the storage."""
         where = torch.arange(keys.shape[2]) + position
         self.keys.index_copy_(2, where, keys.clone(memory_format=torch.contiguous_format))
@@ -84,7 +88,13 @@ class DeviceCache(Cache):
 
 
 def device_cache(
-    attention: str, heads: Sequence[int], key_width: int, value_width: int, max_length: int, dtype: torch.dtype, batch_size: int = 1
+    attention: str,
+    heads: Sequence[int],
+    key_width: int,
+    value_width: int,
+    max_length: int,
+    dtype: torch.dtype,
+    batch_size: int = 1,
 ) -> DeviceCache:
     """Return an empty cache.
 

@@ -19,7 +19,9 @@ def _sample() -> DynamicCache:
 DYNAMIC_CACHE = CachePytree(DynamicCache, "pteline.DynamicCache", (DYNAMIC_LAYER,), _sample, lazy_layer=DynamicLayer)
 
 
-def empty_dynamic_cache(config: PreTrainedConfig, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> DynamicCache:
+def empty_dynamic_cache(
+    config: PreTrainedConfig, batch_size: int = 1, dtype: torch.dtype = torch.float32
+) -> DynamicCache:
     """Return a DynamicCache whose layers exist and hold nothing yet: keys and values ``[B, K, 0, D]``.
 
     An uninitialised layer has no leaves, so that the first step would have another tree spec than the second.

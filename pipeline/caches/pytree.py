@@ -90,9 +90,7 @@ class CachePytree:
         """Return the leaves and the context of a cache (the pytree protocol)."""
         return [leaf for _, leaf in self.named_leaves(cache)], self._context(cache)
 
-    def flatten_with_keys(
-        self, cache: Cache
-    ) -> tuple[list[tuple[torch_pytree.KeyEntry, torch.Tensor]], Context]:
+    def flatten_with_keys(self, cache: Cache) -> tuple[list[tuple[torch_pytree.KeyEntry, torch.Tensor]], Context]:
         """Return the leaves with key paths, which become placeholder names such as ``cache_layers_3_keys``."""
         return [(torch_pytree.MappingKey(n), leaf) for n, leaf in self.named_leaves(cache)], self._context(cache)
 
@@ -148,7 +146,9 @@ def prove_round_trip(entry: CachePytree) -> None:
     for index, layer in enumerate(rebuilt.layers):
         step = [torch.zeros(t.shape[0], t.shape[1], 1, t.shape[3]) for t in (layer.keys, layer.values)]
         rebuilt.update(*step, index)
-    _require(entry.flatten(rebuilt)[1] == context, entry, "a decode step changed the context: make that value a tensor leaf")
+    _require(
+        entry.flatten(rebuilt)[1] == context, entry, "a decode step changed the context: make that value a tensor leaf"
+    )
 
 
 def _attributes(thing: object) -> set[str]:

@@ -97,7 +97,9 @@ def unknown_class(cls: type[Cache], known: tuple[CachePytree, ...]) -> UserError
     parent = next((e.type.__name__ for e in known if issubclass(cls, e.type)), None)
     if parent is None:
         names = ", ".join(e.type.__name__ for e in known)
-        return UserError(f"{cls.__name__} has no pytree registration. Known classes: {names}. Write a CachePytree for it.")
+        return UserError(
+            f"{cls.__name__} has no pytree registration. Known classes: {names}. Write a CachePytree for it."
+        )
     return UserError(
         f"{cls.__name__} is a subclass of {parent}, and the exact type is the key: it may hold state that {parent}'s "
         f"registration would lose. If it adds none, register it yourself: "

@@ -46,7 +46,11 @@ def _swapped(node: Node) -> Node | None:
     if len(parts) != 2 or parts[0].target is not _ATEN.neg.default or dim not in (-1, node.meta["val"].dim() - 1):
         return None
     upper, lower = parts[0].args[0], parts[1]
-    if upper.target is not _ATEN.slice.Tensor or lower.target is not _ATEN.slice.Tensor or upper.args[0] is not lower.args[0]:
+    if (
+        upper.target is not _ATEN.slice.Tensor
+        or lower.target is not _ATEN.slice.Tensor
+        or upper.args[0] is not lower.args[0]
+    ):
         return None
     source = upper.args[0]
     width = source.meta["val"].shape[-1]

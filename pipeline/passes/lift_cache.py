@@ -58,11 +58,15 @@ def lift_cache(
     kept = _kept_outputs(program, outputs)
     if placement == "buffer":
         specs_in = _buffer_inputs(program, leaves)
-        specs_out = [OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(writes[x.placeholder]), x.path) for x in leaves]
+        specs_out = [
+            OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(writes[x.placeholder]), x.path) for x in leaves
+        ]
         specs_out += kept
     else:
         specs_in = [s for s in program.graph_signature.input_specs if not isinstance(s.arg, ConstantArgument)]
-        specs_out = kept + [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(writes[x.placeholder]), None) for x in leaves]
+        specs_out = kept + [
+            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(writes[x.placeholder]), None) for x in leaves
+        ]
     names = {x.placeholder: x.path for x in leaves} | dict(input_names)
     _rewrite_graph(program, specs_in, specs_out)
     user_inputs = {s.arg.name: names.get(s.arg.name, s.arg.name) for s in specs_in if s.kind == InputKind.USER_INPUT}
@@ -95,7 +99,9 @@ def _kept_outputs(program: ExportedProgram, names: Sequence[str]) -> list[Output
 
 def _first_key(path: pytree.KeyPath) -> str:
     key = path[0]
-    return str(key.key if isinstance(key, pytree.MappingKey) else key.name if isinstance(key, pytree.GetAttrKey) else key.idx)
+    return str(
+        key.key if isinstance(key, pytree.MappingKey) else key.name if isinstance(key, pytree.GetAttrKey) else key.idx
+    )
 
 
 def _buffer_inputs(program: ExportedProgram, leaves: Sequence[CacheLeaf]) -> list[InputSpec]:

@@ -35,4 +35,6 @@ def _is_last_axis_mean(node: Node) -> bool:
     value, dims = node.args[0].meta["val"], node.args[1]
     keepdim = len(node.args) > 2 and node.args[2]
     last = list(dims) in ([-1], [value.dim() - 1])
-    return bool(last and keepdim and value.dtype == torch.float32 and isinstance(value.shape[-1], int) and not node.kwargs)
+    return bool(
+        last and keepdim and value.dtype == torch.float32 and isinstance(value.shape[-1], int) and not node.kwargs
+    )

@@ -6,7 +6,9 @@ V vocabulary, D embedding width, G features that share a scale.
 from __future__ import annotations
 
 import torch
-from executorch.exir.passes import _quant_patterns_and_replacements as quantized_operators  # registers both operator sets
+from executorch.exir.passes import (
+    _quant_patterns_and_replacements as quantized_operators,
+)  # registers both operator sets
 from torch.export import ExportedProgram
 from torch.fx import Node
 

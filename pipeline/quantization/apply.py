@@ -33,7 +33,7 @@ def quantize_weights(
     *,
     linear: str,
     group_size: int | None,
-    scales: str,
+    scales: str | None,
     lm_head: str,
     embedding: str,
     embedding_group_size: int | None,
@@ -44,7 +44,7 @@ def quantize_weights(
         model: float32, not quantized yet.
         linear: row of ``LINEAR_SCHEMES`` for every linear layer but the output embedding.
         group_size: input features that share a scale; None: the row's own.
-        scales: ``minmax`` or ``hqq`` (half-quadratic search for the scale) for 4-bit weights; 8-bit ones take minmax.
+        scales: ``minmax`` or ``hqq`` (half-quadratic search for the scale) for grouped 4-bit weights; None: the row's own.
         lm_head: row of ``LINEAR_SCHEMES`` for the output embedding.
         embedding: row of ``EMBEDDING_SCHEMES`` for the input embedding.
         embedding_group_size: features of a row that share a scale; None: the whole row.
@@ -65,7 +65,7 @@ def quantize_weights(
         done["tied"] = _tied_note(lm_head, embedding)
     for target in _targets(model, linear, group_size, lm_head, embedding, embedding_group_size):
         _check(target)
-        chosen = "hqq" if scales == "hqq" and _bits(target.scheme) == 4 else "minmax"
+        chosen = _scales(target.scheme, scales)
         config = _config(target, _ALGORITHMS[chosen])
         names = set(target.modules)
         quantize_(model, config, lambda _, name, names=names: name in names)
@@ -74,7 +74,12 @@ def quantize_weights(
 
 
 def _targets(
-    model: PreTrainedModel, linear: str, group_size: int | None, lm_head: str, embedding: str, embedding_group_size: int | None
+    model: PreTrainedModel,
+    linear: str,
+    group_size: int | None,
+    lm_head: str,
+    embedding: str,
+    embedding_group_size: int | None,
 ) -> list[_Target]:
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
@@ -92,6 +97,13 @@ def _targets(
 
 def _group(row: LinearScheme, given: int | None) -> int | None:
     return (given or row.group_size) if row.grouped else None
+
+
+def _scales(scheme: LinearScheme | EmbeddingScheme, given: str | None) -> str:
+    """``scales`` is about grouped 4-bit linear weights; everything else takes the range of its values."""
+    if not isinstance(scheme, LinearScheme):
+        return "minmax"
+    return (given or scheme.scales) if scheme.grouped and scheme.weight_bits == 4 else scheme.scales
 
 
 def _bits(scheme: LinearScheme | EmbeddingScheme) -> int:

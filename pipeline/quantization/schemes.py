@@ -13,7 +13,14 @@ class LinearScheme:
     weight_bits: Literal[4, 8]
     activation: Literal["float32", "int8_dynamic"]  # int8_dynamic: a scale and zero point a token
     group_size: int | None  # default input features a scale; None: one scale an output channel
-    grouped: bool  # whether the backend takes a group size at all
+    group_multiple: int | None  # group sizes that the backend takes are multiples of this; None: it takes no groups
+    scales: Literal["minmax", "hqq"]  # default way to find the scales
+    backends: tuple[str, ...]  # those whose partitioner takes the layer; any other would unpack the weight at each step
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a group size applies."""
+        return self.group_multiple is not None
 
 
 @dataclass(frozen=True)
@@ -25,10 +32,12 @@ class EmbeddingScheme:
 
 LINEAR_SCHEMES: dict[str, LinearScheme | None] = {
     "none": None,
-    "8da4w": LinearScheme(weight_bits=4, activation="int8_dynamic", group_size=32, grouped=True),
-    "8da8w": LinearScheme(weight_bits=8, activation="int8_dynamic", group_size=None, grouped=False),
-    "4w": LinearScheme(weight_bits=4, activation="float32", group_size=None, grouped=False),
-    "8w": LinearScheme(weight_bits=8, activation="float32", group_size=None, grouped=False),
+    "8da4w": LinearScheme(4, "int8_dynamic", group_size=32, group_multiple=32, scales="hqq", backends=("xnnpack",)),
+    "8da8w": LinearScheme(
+        8, "int8_dynamic", group_size=None, group_multiple=None, scales="minmax", backends=("xnnpack",)
+    ),
+    "4w": LinearScheme(4, "float32", group_size=None, group_multiple=None, scales="minmax", backends=()),
+    "8w": LinearScheme(8, "float32", group_size=None, group_multiple=None, scales="minmax", backends=()),
 }
 
 EMBEDDING_SCHEMES: dict[str, EmbeddingScheme | None] = {

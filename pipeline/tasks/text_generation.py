@@ -29,9 +29,13 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
     parameters = inspect.signature(registered.model.forward).parameters
     cache_name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
     if cache_name is None:
-        raise UserError(f"model: the forward of {type(registered.model).__name__} takes no cache, so it cannot decode step by step.")
+        raise UserError(
+            f"model: the forward of {type(registered.model).__name__} takes no cache, so it cannot decode step by step."
+        )
     if settings.logits == "last" and "logits_to_keep" not in parameters:
-        raise UserError(f"export.logits: {type(registered.model).__name__} cannot leave out logits (no logits_to_keep); set it to all.")
+        raise UserError(
+            f"export.logits: {type(registered.model).__name__} cannot leave out logits (no logits_to_keep); set it to all."
+        )
     longest = settings.max_prefill_length or registered.layout.max_length
     lengths = {"forward": (min(_EXAMPLE_TOKENS, longest), longest), "decode": (1, 1)}
     return [_method(name, *lengths[name], registered, settings, cache_name) for name in settings.methods]
@@ -53,7 +57,9 @@ def _method(
     )
 
 
-def constant_methods(layout: Cache, tokenizer: Tokenizer, vocabulary_size: int, settings: ExportSettings) -> dict[str, int | bool | list[int]]:
+def constant_methods(
+    layout: Cache, tokenizer: Tokenizer, vocabulary_size: int, settings: ExportSettings
+) -> dict[str, int | bool | list[int]]:
     """Return the constants that the stock runner reads.
 
     ``get_max_seq_len`` is also its prefill chunk; where it is smaller than the context, the stock runner takes the model for one with a sliding window.

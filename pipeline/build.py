@@ -1,0 +1,204 @@
+"""The order of the stages, and which results are kept. The only file that sees the whole configuration."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from pipeline import __version__, kept
+from pipeline.artifacts import Emitted, Exported, Loaded, LoadedTokenizer, Package, Quantized
+from pipeline.config import BuildSettings
+from pipeline.config_reader import resolved
+from pipeline.emit import check_budget, emit
+from pipeline.export import export
+from pipeline.load import load
+from pipeline.lower import lower
+from pipeline.package import publish, staging, write_content, write_manifest
+from pipeline.quantize import quantize
+from pipeline.record import Recorded, record_goldens
+from pipeline.register import register
+from pipeline.stage_cache import StageCache, key_of, library_versions
+from pipeline.stages import Stages
+from pipeline.tasks import text_generation
+from pipeline.verify import verify
+from runners.errors import CheckFailedError, UserError
+from runners.manifest import PROGRAM_NAME, CheckSummary, Manifest
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a build is told beside its configuration."""
+
+    check: bool = True  # run the check before the package gets its name
+    keep: tuple[str, ...] = ()  # "export": also keep the exported programs, as <package>.export/<method>.pt2
+
+
+def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache: StageCache) -> Package:
+    """Build, check and publish one package.
+
+    Raises:
+        UserError: the configuration does not fit the model, the source or the backend.
+        CheckFailedError: the package ran, and breaks a limit of its configuration. What was there before stays.
+    """
+    target = settings.package.directory / settings.name
+    with staging(target) as directory:
+        line = _Line(settings, directory, stages, cache)
+        emitted = line.emitted
+        check_budget(emitted.facts.methods, settings.lower)
+        recorded = line.recorded if options.check else None
+        with stages.stage("package"):
+            write_content(directory, emitted, line.tokenizer, recorded.goldens if recorded else None)
+            manifest = write_manifest(directory, _manifest(settings, line.loaded, line.tokenizer, emitted))
+        if recorded is not None:
+            with stages.stage("check"):
+                report = verify(directory, settings.check, recorded)
+            manifest = manifest.model_copy(
+                update={"check": CheckSummary(passed=report.passed, report="report/check.json")}
+            )
+            if not report.passed:
+                raise CheckFailedError(_failure(target, [found.message for found in report.violations]))
+        manifest = write_manifest(directory, manifest.model_copy(update={"timings": dict(stages.figures)}))
+        if "export" in options.keep:
+            _keep_export(line.exported, target)
+        publish(directory, target)
+    return Package(target, manifest)
+
+
+class _Line:
+    """The stages of one build. Each runs once, and only where a later one needs it and the cache has no result."""
+
+    def __init__(self, settings: BuildSettings, directory: Path, stages: Stages, cache: StageCache) -> None:
+        self.settings, self._directory, self._stages, self._cache = settings, directory, stages, cache
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        with self._stages.stage("load"):
+            return load(self.settings.model)
+
+    @cached_property
+    def tokenizer(self) -> LoadedTokenizer:
+        if self.loaded.tokenizer is None:
+            raise UserError(
+                f"model.source: {self.settings.model.source} has no tokenizer, and a package needs one; "
+                "add tokenizer.json (or the files it is made from) to the source."
+            )
+        return self.loaded.tokenizer
+
+    @cached_property
+    def quantized(self) -> Quantized:
+        with self._stages.stage("quantize"):
+            return quantize(self.loaded, self.settings.quantize)
+
+    @cached_property
+    def exported(self) -> Exported:
+        found = self._cache.find("export", self._export_key)
+        if found is not None:
+            with self._stages.stage("export", cached=True):
+                return kept.read_exported(found)
+        return self._export()
+
+    @cached_property
+    def emitted(self) -> Emitted:
+        tokenizer = self.tokenizer  # a missing one is found before the long stages
+        found = self._cache.find("emit", self._emit_key(tokenizer))
+        if found is not None:
+            with self._stages.stage("emit", cached=True):
+                return kept.read_emitted(found)
+        return self._emit(tokenizer)
+
+    @cached_property
+    def recorded(self) -> Recorded:
+        key = self._record_key(self.tokenizer)
+        found = self._cache.find("record", key)
+        if found is not None:
+            with self._stages.stage("record", cached=True):
+                return kept.read_recorded(found)
+        quantized = self.quantized
+        with self._stages.stage("record"):
+            recorded = record_goldens(
+                self.loaded, quantized, self.tokenizer, self.settings.check, self.settings.cache.max_length
+            )
+            self._cache.store("record", key, lambda entry: kept.write_recorded(recorded, entry))
+        return recorded
+
+    def _export(self) -> Exported:
+        settings, quantized = self.settings, self.quantized
+        with self._stages.stage("register"):
+            registered = register(quantized, settings.cache, settings.export.attention)
+        with self._stages.stage("export"):
+            exported = export(registered, settings.export, self.loaded.identity.task, quantized.notes)
+            self._cache.store("export", self._export_key, lambda entry: kept.write_exported(exported, entry))
+        return exported
+
+    def _emit(self, tokenizer: LoadedTokenizer) -> Emitted:
+        exported, settings = self.exported, self.settings
+        vocabulary = self.loaded.identity.vocabulary_size
+        constants = text_generation.constant_methods(exported.facts.cache, tokenizer.info, vocabulary, settings.export)
+        with self._stages.stage("lower"):
+            lowered = lower(exported, settings.lower, constants)
+        with self._stages.stage("emit"):
+            emitted = emit(lowered, constants, self._directory / PROGRAM_NAME)
+            self._cache.store("emit", self._emit_key(tokenizer), lambda entry: kept.write_emitted(emitted, entry))
+        return emitted
+
+    @property
+    def _weights(self) -> list[JsonValue]:
+        model = self.settings.model
+        return [self.loaded.identity.digest, model.num_layers, model.random_weights_seed, self._dump("quantize")]
+
+    @property
+    def _export_key(self) -> str:
+        return key_of(*self._weights, self._dump("cache"), self._dump("export"))
+
+    def _emit_key(self, tokenizer: LoadedTokenizer) -> str:
+        return key_of(self._export_key, self.settings.lower.backend, tokenizer.info.model_dump(mode="json"))
+
+    def _record_key(self, tokenizer: LoadedTokenizer) -> str:
+        check = self.settings.check.model_dump(
+            mode="json", exclude={"quantized", "unquantized"}
+        )  # limits change no golden
+        text = self.settings.check.perplexity and self.settings.check.perplexity.text.read_text(encoding="utf-8")
+        parts: list[JsonValue] = [check, text, self.settings.cache.max_length, tokenizer.tokenizer_json]
+        return key_of(*self._weights, *parts, tokenizer.chat_template)
+
+    def _dump(self, section: str) -> JsonValue:
+        dumped: JsonValue = getattr(self.settings, section).model_dump(mode="json")
+        return dumped
+
+
+def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenizer, emitted: Emitted) -> Manifest:
+    facts = emitted.facts
+    return Manifest(
+        schema_version=1,
+        name=settings.name,
+        created_by=f"pteline {__version__}",
+        model=loaded.identity,
+        config=resolved(settings),
+        quantization=facts.quantization,
+        methods=facts.methods,
+        constant_methods=facts.constant_methods,
+        cache=facts.cache,
+        tokenizer=tokenizer.info,
+        backends=facts.backends,
+        operators=facts.operators,
+        versions=library_versions(),
+        timings={},
+        check=None,
+        files={},
+    )
+
+
+def _failure(target: Path, messages: list[str]) -> str:
+    listed = "\n".join(f"  {message}" for message in messages)
+    return f"check: {target} is not written, because its program breaks the limits of its configuration:\n{listed}"
+
+
+def _keep_export(exported: Exported, target: Path) -> None:
+    folder = target.with_name(f"{target.name}.export")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    kept.write_exported(exported, folder)

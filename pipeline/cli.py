@@ -1,0 +1,77 @@
+"""The ``pteline`` command: the runners' commands, and those that need the pipeline."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pipeline.quiet_libraries import quiet_libraries
+from runners.cli import app, run_app
+from runners.errors import UserError
+
+_KEEP = ("export",)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated.")
+]
+
+
+@app.command()
+def build(
+    config: ConfigPath,
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes it
+    keep: Annotated[list[str], typer.Option(help="Keep a stage's result beside the package: export.")] = [],  # noqa: B006
+    check: Annotated[bool, typer.Option(help="Check the program before the package gets its name.")] = True,
+    cache: Annotated[bool, typer.Option(help="Take unchanged stages from the cache.")] = True,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="One line a stage, also where there is no terminal.")
+    ] = False,
+) -> None:
+    """Build a package from a configuration."""
+    if unknown := sorted(set(keep) - set(_KEEP)):
+        raise UserError(f"--keep {unknown[0]}: no such stage result; accepted: {', '.join(_KEEP)}")
+    from pipeline.config_reader import read
+
+    settings = read(config, overrides)  # before the libraries that take seconds to import
+    with quiet_libraries():
+        from pipeline.build import BuildOptions
+        from pipeline.build import build as build_package
+        from pipeline.sources.pypi import cache_directory
+        from pipeline.stage_cache import StageCache
+        from pipeline.stages import Stages
+
+        signal.signal(signal.SIGTERM, _terminate)
+        root = cache_directory() / "stages" if cache else None
+        stages = Stages(Console(stderr=True), verbose)
+        package = build_package(settings, BuildOptions(check, tuple(keep)), stages, StageCache(root))
+    sys.stdout.write(f"{package.path}\n")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a configuration, for editors."""
+    from pipeline.config_reader import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Leave through the stack, so that what is half written is removed."""
+    sys.exit(128 + signum)
+
+
+def main() -> None:
+    """Run the command line."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Stage: write the package directory, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from pipeline.artifacts import Emitted, LoadedTokenizer
+from runners.errors import UserError
+from runners.goldens import Goldens
+from runners.goldens import save as save_goldens
+from runners.manifest import (
+    CHAT_TEMPLATE_NAME,
+    GOLDENS_NAME,
+    MANIFEST_NAME,
+    PROGRAM_NAME,
+    TOKENIZER_NAME,
+    FileEntry,
+    Manifest,
+    sealed,
+    to_json,
+)
+from runners.package import sha256_of
+
+
+@contextmanager
+def staging(target: Path) -> Iterator[Path]:
+    """Give a directory beside ``target`` that disappears when the block ends, unless :func:`publish` moved it.
+
+    What a killed build left behind is cleared first; a package that it had set aside is put back.
+
+    Raises:
+        UserError: ``target`` exists and is no package, or its folder cannot be written.
+    """
+    if target.exists() and not (target / MANIFEST_NAME).is_file():
+        raise UserError(
+            f"package: {target} exists and is no package (it has no {MANIFEST_NAME}); move it away, or set package.directory or name."
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _recover(target)
+        directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-{os.getpid()}-", dir=target.parent))
+    except OSError as error:
+        raise UserError(f"package.directory: cannot write to {target.parent} ({error.strerror}).") from error
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def write_content(directory: Path, emitted: Emitted, tokenizer: LoadedTokenizer, goldens: Goldens | None) -> None:
+    """Write every file of the package but the manifest and the report."""
+    if emitted.program != directory / PROGRAM_NAME:
+        shutil.copyfile(emitted.program, directory / PROGRAM_NAME)
+    (directory / TOKENIZER_NAME).write_text(tokenizer.tokenizer_json, encoding="utf-8")
+    if tokenizer.chat_template is not None:
+        (directory / CHAT_TEMPLATE_NAME).write_text(tokenizer.chat_template, encoding="utf-8")
+    if goldens is not None:
+        save_goldens(goldens, directory / GOLDENS_NAME)
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
+    """Seal the manifest over the directory's present files and write it; return it as written."""
+    files = {
+        path.relative_to(directory).as_posix(): FileEntry(sha256=sha256_of(path), size=path.stat().st_size)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_NAME
+    }
+    final = sealed(manifest.model_copy(update={"files": files}))
+    (directory / MANIFEST_NAME).write_text(to_json(final), encoding="utf-8")
+    return final
+
+
+def publish(directory: Path, target: Path) -> None:
+    """Give the finished directory its name. A package of that name is replaced; until the last moment it stays whole."""
+    aside = target.with_name(f".{target.name}.old-{os.getpid()}")
+    if target.exists():
+        target.rename(aside)
+    try:
+        directory.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _recover(target: Path) -> None:
+    for aside in target.parent.glob(f".{target.name}.old-*"):
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(target)
+    for left in target.parent.glob(f".{target.name}.new-*"):
+        owner = left.name.removeprefix(f".{target.name}.new-").partition("-")[0]
+        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,85 @@
+"""The prompts of the check as token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from pipeline.artifacts import LoadedTokenizer
+from pipeline.config import CheckSettings
+from pipeline.goldens import Prompt, prompt_length_to_the_end
+from runners.errors import UserError
+from runners.template import compile_template
+from runners.tokenizer import TextCodec
+
+
+def prompts_of(settings: CheckSettings, tokenizer: LoadedTokenizer, max_length: int) -> list[Prompt]:
+    """Return every prompt of the check: those of the configuration, a long one, and one that fills the cache.
+
+    Raises:
+        UserError: a prompt does not fit the cache with the steps that follow it.
+    """
+    prompts = [Prompt(str(i), text, _ids(text, tokenizer, settings.chat)) for i, text in enumerate(settings.prompts)]
+    filler = text_ids(settings, tokenizer)
+    if filler is None:
+        filler = torch.cat([p.ids for p in prompts]) if prompts else None
+    if settings.long_prompt is not None and filler is not None:
+        prompts.append(_filler("long", filler, settings.long_prompt))
+    if settings.to_the_end and filler is not None:
+        prompts.append(_filler("to_the_end", filler, prompt_length_to_the_end(max_length, settings.steps)))
+    for prompt in prompts:
+        if len(prompt.ids) + settings.steps - 1 > max_length:
+            raise UserError(
+                f"check: prompt {prompt.name} has {len(prompt.ids)} tokens; with {settings.steps} steps it does not fit the "
+                f"cache of {max_length} (cache.max_length). Shorten it, or take fewer steps."
+            )
+    return prompts
+
+
+def text_ids(settings: CheckSettings, tokenizer: LoadedTokenizer) -> torch.Tensor | None:
+    """Return the ids of the perplexity text, int64 ``[n]``; None without one.
+
+    Raises:
+        UserError: the file is missing or is no UTF-8 text, or holds fewer tokens than asked for.
+    """
+    if settings.perplexity is None:
+        return None
+    path = settings.perplexity.text
+    ids = _codec(tokenizer).encode(_read(path))
+    if len(ids) < settings.perplexity.tokens:
+        raise UserError(
+            f"check.perplexity.tokens: {path} holds {len(ids)} tokens, {settings.perplexity.tokens} are asked for; take fewer."
+        )
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def chat_ids(text: str, tokenizer: LoadedTokenizer) -> torch.Tensor:
+    """Return the ids of a user's message as the chat template renders it, int64 ``[n]``; of the text itself without a template."""
+    return _ids(text, tokenizer, chat=True)
+
+
+def _ids(text: str, tokenizer: LoadedTokenizer, chat: bool) -> torch.Tensor:
+    codec = _codec(tokenizer)
+    if not chat or tokenizer.chat_template is None:
+        return torch.tensor(codec.encode(text), dtype=torch.int64)
+    template = compile_template(tokenizer.chat_template, tokenizer.info.special_tokens, "the model's chat template")
+    rendered = template.render([{"role": "user", "content": text}])
+    return torch.tensor(codec.encode_rendered(rendered), dtype=torch.int64)
+
+
+def _codec(tokenizer: LoadedTokenizer) -> TextCodec:
+    return TextCodec(Tokenizer.from_str(tokenizer.tokenizer_json), tokenizer.info)
+
+
+def _filler(name: str, ids: torch.Tensor, length: int) -> Prompt:
+    repeated = ids.repeat(-(-length // len(ids)))[:length]
+    return Prompt(name, f"<the first {length} tokens of the text>", repeated)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"check.perplexity.text: cannot read {path} as UTF-8 text ({error}).") from error
