@@ -65,8 +65,8 @@ def record(
         model: In evaluation mode.
         prompts: Each is decoded from an empty cache.
         steps: N, at least 1.
-        drafts: For each prompt a guess of its tokens, int64 [N], such as a program's. The tokens recorded are the model's
-            own whatever the guess; a good one saves most of the time (:func:`greedy_from_draft`).
+        drafts: For each prompt a guess of its tokens, int64 [N], such as a program's. The tokens recorded are the
+            model's own whatever the guess; a good one saves most of the time (:func:`greedy_from_draft`).
         keep_logits: Also keep the logits over the whole vocabulary: 4·N·V bytes a prompt.
     """
     if drafts is None:
@@ -95,7 +95,7 @@ def tokens_of(recordings: Sequence[Recording]) -> tuple[torch.Tensor, ...]:
 def greedy_logits(model: PreTrainedModel, prompt_ids: torch.Tensor, steps: int) -> torch.Tensor:
     """Logits of N greedy steps, float32 [N, V]: of the prompt's last position, then after each token but the last.
 
-    Every token but those of the prompt is fed alone, as a program's decode does. End-of-sequence tokens do not stop it.
+    Every token but those of the prompt is fed alone, as a program's decode does. No end-of-sequence token stops it.
 
     Args:
         model: In evaluation mode.
@@ -123,7 +123,7 @@ def greedy_from_draft(model: PreTrainedModel, prompt_ids: torch.Tensor, draft: t
 
     One ``forward`` judges all tokens of the draft. Up to its first wrong token the draft is the model's own greedy
     choice, and so is the token that the model puts there: each round settles one token more at least, N rounds settle
-    all, and a right draft takes one. Step by step it takes N calls, each of which reads all weights.
+    all of them, and a right draft takes one. Step by step it takes N calls, each of which reads all weights.
     """
     logits = forced_logits(model, prompt_ids, draft)
     for _ in range(draft.shape[0]):

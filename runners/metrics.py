@@ -1,4 +1,4 @@
-"""How far a program's logits lie from a reference's. Everything is computed in float64.
+"""How far a program's logits lie from a reference's, in float64.
 
 N steps, V vocabulary, T recorded logits of a step (``runners.goldens.TOP``). r is the reference, p the program.
 """
@@ -83,4 +83,5 @@ def windows(ids: torch.Tensor, window: int) -> Iterator[torch.Tensor]:
 
 def negative_log_likelihood(logits: torch.Tensor, targets: torch.Tensor) -> float:
     """Sum over N positions of -ln softmax(logits)[target], nats. Logits are float [N, V], targets int64 [N]."""
-    return float(torch.nn.functional.cross_entropy(logits.double(), targets, reduction="sum"))
+    # A window's logits are too large to be worth a float64 copy; their float32 losses are summed in float64.
+    return float(torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none").double().sum())

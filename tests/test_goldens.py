@@ -12,11 +12,14 @@ from safetensors.torch import save_file
 from pipeline.goldens import (
     Prompt,
     assemble,
+    forced_logits,
     full_logits,
-    logits_along,
+    greedy_from_draft,
+    greedy_logits,
     mean_nll,
     prompt_length_to_the_end,
     record,
+    record_forced,
     tokens_of,
 )
 from runners.errors import UserError
@@ -154,13 +157,41 @@ def test_greedy_tokens_are_those_of_generate(model, prompts) -> None:
         assert tokens.tolist() == generated[0, prompt.ids.shape[0] :].tolist()
 
 
-def test_forced_logits_are_those_of_one_whole_forward(model, prompts) -> None:
-    """Teacher forcing is checked against a forward without a cache over prompt and forced tokens."""
-    forced = torch.tensor([9, 8, 7, 6, 5, 4])
-    ids = torch.cat([prompts[0].ids, forced[:-1]])
-    whole = model(ids.unsqueeze(0), use_cache=False).logits[0, -STEPS:]
+def test_forced_logits_are_those_of_a_decode(model, prompts) -> None:
+    """One forward over prompt and tokens against a cache that is fed token by token."""
+    stepwise = greedy_logits(model, prompts[1].ids, STEPS)
+    forced = forced_logits(model, prompts[1].ids, stepwise.argmax(-1))
     # Other matrix shapes round otherwise; a token out of place moves these logits by whole units.
-    torch.testing.assert_close(logits_along(model, prompts[0].ids, STEPS, forced), whole, atol=1e-3, rtol=0)
+    torch.testing.assert_close(forced, stepwise, atol=1e-3, rtol=0)
+
+
+def test_forced_tokens_are_fed_as_given(model, prompts) -> None:
+    forced = torch.tensor([9, 8, 7, 6, 5, 4])
+    found = forced_logits(model, prompts[0].ids, forced)
+    for step in range(STEPS):
+        ids = torch.cat([prompts[0].ids, forced[:step]])
+        torch.testing.assert_close(found[step], model(ids[None], use_cache=False).logits[0, -1], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("right", range(STEPS + 1))
+def test_any_draft_ends_in_the_greedy_tokens(model, prompts, right: int) -> None:
+    """Drafts whose first tokens are right, whose others are not."""
+    logits = greedy_logits(model, prompts[0].ids, STEPS)
+    tokens = logits.argmax(-1)
+    draft = torch.cat([tokens[:right], (tokens[right:] + 1) % 300])
+    found = greedy_from_draft(model, prompts[0].ids, draft)
+    assert found.argmax(-1).tolist() == tokens.tolist()
+    torch.testing.assert_close(found, logits, atol=1e-3, rtol=0)
+
+
+def test_a_right_draft_takes_one_forward(model, prompts) -> None:
+    tokens = tokens_of(record(model, prompts[:1], STEPS))
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    recordings = record(model, prompts[:1], STEPS, drafts=tokens)
+    handle.remove()
+    assert len(calls) == 1
+    assert recordings[0].reference.tokens.tolist() == tokens[0].tolist()
 
 
 def test_assembled_goldens_are_saved(model, prompts, tmp_path: Path) -> None:
@@ -174,11 +205,11 @@ def test_assembled_goldens_are_saved(model, prompts, tmp_path: Path) -> None:
 def test_assembled_goldens_force_the_quantized_model_s_tokens(model, prompts) -> None:
     source = tiny.llama(tiny.Shape(vocabulary=300), seed=1)
     quantized = record(model, prompts, STEPS, keep_logits=True)
-    unquantized = record(source, prompts, STEPS, tokens_of(quantized), keep_logits=True)
+    unquantized = record_forced(source, prompts, tokens_of(quantized), keep_logits=True)
     goldens = assemble(prompts, quantized, unquantized)
     first = goldens.prompts[0]
     assert first.forced.tolist() == first.quantized.tokens.tolist()
-    expected = logits_along(source, prompts[0].ids, STEPS, first.forced)
+    expected = forced_logits(source, prompts[0].ids, first.forced)
     assert first.unquantized.tokens.tolist() == expected.argmax(-1).tolist()
     assert torch.equal(full_logits(prompts, quantized, unquantized).unquantized["0"], expected)
 
