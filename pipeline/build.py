@@ -18,6 +18,7 @@ from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
 from pipeline.package import publish, staging, write_content, write_manifest
+from pipeline.prompts import text_ids
 from pipeline.quantize import quantize
 from pipeline.record import Recorded, record_goldens
 from pipeline.register import register
@@ -161,8 +162,8 @@ class _Line:
         check = self.settings.check.model_dump(
             mode="json", exclude={"quantized", "unquantized"}
         )  # limits change no golden
-        text = self.settings.check.perplexity and self.settings.check.perplexity.text.read_text(encoding="utf-8")
-        parts: list[JsonValue] = [check, text, self.settings.cache.max_length, tokenizer.tokenizer_json]
+        text = text_ids(self.settings.check, tokenizer)
+        parts: list[JsonValue] = [check, text.tolist() if text is not None else None, self.settings.cache.max_length, tokenizer.tokenizer_json]
         return key_of(*self._weights, *parts, tokenizer.chat_template)
 
     def _dump(self, section: str) -> JsonValue:

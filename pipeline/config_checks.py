@@ -73,7 +73,7 @@ def _quantize(quantize: QuantizeSettings) -> Iterator[Problem]:
     for scheme in schemes:
         multiple = scheme.group_multiple
         if multiple is not None and quantize.group_size is not None and quantize.group_size % multiple:
-            text = f"{quantize.group_size} is no multiple of {multiple}, which the backend asks for; give {multiple}, 64 or 128"
+            text = f"{quantize.group_size} is no multiple of {multiple}, as the backend asks; give {multiple}, 64 or 128"
             yield Problem(("quantize", "group_size"), text)
     if quantize.embedding_group_size is not None and quantize.embedding == "none":
         text = "given, but embedding is none; remove it, or choose embedding: 8w or 4w"
@@ -82,12 +82,16 @@ def _quantize(quantize: QuantizeSettings) -> Iterator[Problem]:
 
 def _taken(settings: BuildSettings) -> Iterator[Problem]:
     """A scheme that the backend does not take would be unpacked at each step, slower than no scheme at all."""
+    backend = settings.lower.backend
+
+    def taken(row: LinearScheme) -> bool:
+        return backend in row.backends
+
     for key, name in (("linear", settings.quantize.linear), ("lm_head", settings.quantize.lm_head)):
         scheme = LINEAR_SCHEMES[name] if name is not None else None
-        backend = settings.lower.backend
-        if scheme is not None and backend not in scheme.backends:
-            text = f"{backend} takes no {name} layer (weights of {scheme.weight_bits} bits, {scheme.activation} input); choose "
-            yield Problem(("quantize", key), text + _names(lambda row: backend in row.backends))
+        if scheme is not None and not taken(scheme):
+            what = f"{name} layer (weights of {scheme.weight_bits} bits, {scheme.activation} input)"
+            yield Problem(("quantize", key), f"{backend} takes no {what}; choose {_names(taken)}")
 
 
 def _grouped(scheme: LinearScheme) -> bool:

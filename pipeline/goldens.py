@@ -122,7 +122,7 @@ def greedy_from_draft(model: PreTrainedModel, prompt_ids: torch.Tensor, draft: t
     """Logits of N greedy steps, float32 [N, V], by correcting a draft, int64 [N], until the model would write it itself.
 
     One ``forward`` judges all tokens of the draft. Up to its first wrong token the draft is the model's own greedy
-    choice, and so is the token that the model puts there: each round settles one token more at least, N rounds settle
+    choice, and so is the token that the model puts there: each round settles one more token at least, N rounds settle
     all of them, and a right draft takes one. Step by step it takes N calls, each of which reads all weights.
     """
     logits = forced_logits(model, prompt_ids, draft)

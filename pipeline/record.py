@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from pipeline.artifacts import Loaded, LoadedTokenizer, Quantized
 from pipeline.config import CheckSettings
-from pipeline.goldens import Prompt, assemble, full_logits, mean_nll, record, tokens_of
+from pipeline.goldens import Prompt, assemble, full_logits, mean_nll, record, record_forced, tokens_of
 from pipeline.prompts import prompts_of, text_ids
 from pipeline.quantization.reference import reference_of
 from runners.check import FullLogits
@@ -50,7 +50,7 @@ def record_along(
     """Run both models along ``prompts``, ``steps`` tokens each, and over ``text`` (int64 ``[n]``) in windows."""
     reference = reference_of(quantized)
     ours = record(reference, prompts, steps, keep_logits=True)
-    theirs = record(source, prompts, steps, forced=tokens_of(ours), keep_logits=True)
+    theirs = record_forced(source, prompts, tokens_of(ours), keep_logits=True)
     golden_text = None
     if text is not None:
         golden_text = GoldenText(text, window, mean_nll(reference, text, window), mean_nll(source, text, window))

@@ -1,7 +1,8 @@
 """Keep only the oldest ancestor in a node's provenance.
 
-torch records in ``meta["from_node"]`` of every node the node it was made from, and inside that one the node before it, one level deeper with each pass,
-and copies the whole chain deeply at each step. Lowering reads the oldest ancestor alone (debug handles are numbered by it).
+torch records in ``meta["from_node"]`` the node that a node was made from, and inside that the node before it, one level
+more with each pass, and copies the whole chain at each step. Lowering reads only its end: debug handles are numbered by
+the oldest ancestor.
 """
 
 from __future__ import annotations
@@ -12,22 +13,17 @@ from contextlib import contextmanager
 from torch.fx import Node, traceback
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
+from pipeline.backends.substitution import replaced
+
 
 @contextmanager
 def short_provenance() -> Iterator[None]:
-    """Within the scope a node made from another remembers that one and its oldest ancestor, and none between them.
-
-    Debug handles, and so the bytes of a lowered program, stay the same. On exit torch is as it was before.
-    """
-    before = traceback.NodeSource
-    traceback.NodeSource = _ShortSource
-    try:
+    """Within the scope a node made from another remembers that one and its oldest ancestor, and none between them."""
+    with replaced(traceback, "NodeSource", _ShortSource):
         yield
-    finally:
-        traceback.NodeSource = before
 
 
-class _ShortSource(NodeSource):
+class _ShortSource(NodeSource):  # type: ignore[misc]  # torch is not type-checked here
     def __init__(
         self,
         node: Node | None,
@@ -41,7 +37,7 @@ class _ShortSource(NodeSource):
 
 
 def _oldest(sources: list[NodeSource]) -> list[NodeSource]:
-    """The root of a chain of sources as a list of its own, empty for no source. Sources are never changed, so it is shared, not copied."""
+    """The end of a chain, none for no chain. A source does not change once it is made, so it is shared, not copied."""
     while sources and sources[-1].from_node:
         sources = sources[-1].from_node
-    return sources[-1:]
+    return list(sources[-1:])

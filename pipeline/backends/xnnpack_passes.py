@@ -1,8 +1,8 @@
 """Skip, for each XNNPACK delegate, the passes that have nothing to change in it.
 
-XNNPACK's ``preprocess`` runs 17 passes over every delegate, and nearly all of them interpret the whole graph anew even when they find nothing to do.
-The table below names what a pass needs to see in a graph before it can change it (read from the passes of executorch 1.5.1). A pass without a row, such
-as one that a later version adds, always runs.
+XNNPACK's ``preprocess`` runs 17 passes over every delegate, and nearly all of them interpret the whole graph anew even
+when they find nothing to do. The table below names what a pass must see in a graph before it can change it (read from
+the passes of executorch 1.5.1). A pass without a row, such as one that a later version adds, always runs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from executorch.exir.passes.memory_format_ops_pass import DimOrderOpsRevertPass
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from pipeline.backends.substitution import replaced
+
 Trigger = Callable[[Graph], bool]
 """Whether a pass may change this graph. True when in doubt."""
 
@@ -32,31 +34,24 @@ _CHANNELS_LAST = (*stock.ChannelsLastTaggedReshapePass.memory_sensitive_ops_nhwc
 
 @contextmanager
 def only_needed_passes() -> Iterator[None]:
-    """Within the scope XNNPACK's ``preprocess`` runs only the passes that can change a delegate's graph.
-
-    The program made is the same, byte for byte. On exit, also by an exception, executorch is as it was before.
-    """
-    before = xnnpack_preprocess.XNNPACKPassManager
-    xnnpack_preprocess.XNNPACKPassManager = _OnlyNeeded
-    try:
+    """Within the scope XNNPACK's ``preprocess`` runs only the passes that can change a delegate's graph."""
+    with replaced(xnnpack_preprocess, "XNNPACKPassManager", _OnlyNeeded):
         yield
-    finally:
-        xnnpack_preprocess.XNNPACKPassManager = before
 
 
-class _OnlyNeeded(stock.XNNPACKPassManager):
-    """The stock manager; each pass is asked for when its turn comes, since an earlier pass may have made work for it."""
+class _OnlyNeeded(stock.XNNPACKPassManager):  # type: ignore[misc]  # executorch is not type-checked here
+    """The stock manager, which asks for each pass when its turn comes: an earlier one may have made work for it."""
 
     def transform(self) -> ExportedProgram:
-        for each in list(self.passes):
-            if may_change(each, self._exported_program.graph_module.graph):
-                self.passes = [each]
-                self._exported_program = super().transform()
-        return self._exported_program
+        program = self.exported_program
+        for each in self.passes:
+            if may_change(each, program.graph_module.graph):
+                program = stock.XNNPACKPassManager(program, [each]).transform()
+        return program
 
 
 def may_change(pass_type: type, graph: Graph) -> bool:
-    """Whether ``pass_type`` has anything to do in the edge-dialect ``graph`` of a delegate. True for a pass that is not known here."""
+    """Whether ``pass_type`` has anything to do in ``graph``, a delegate in the edge dialect. True for an unknown pass."""
     trigger = TRIGGERS.get(pass_type)
     return trigger is None or trigger(graph)
 
@@ -119,9 +114,7 @@ TRIGGERS: dict[type, Trigger] = {
     DimOrderOpsRevertPass: lambda graph: any(
         node.op == "call_function" and "dim_order" in node.target.__name__ for node in graph.nodes
     ),
-    stock.ConvertToUpsampleBilinear2d: _has(
-        _aten.index.Tensor, _aten._unsafe_index.Tensor, _aten.upsample_bilinear2d.vec
-    ),
+    stock.ConvertToUpsampleBilinear2d: _has(_aten.index.Tensor, _aten._unsafe_index.Tensor),
     stock.ConvertToLinearPass: _can_become_linear,
     stock.PropagateCustomMetaPass: _has_custom_meta,
     stock.ConvertToSDPAPass: _has(_aten._softmax.default),
@@ -132,7 +125,8 @@ TRIGGERS: dict[type, Trigger] = {
     stock.DecomposeConcatenate: _has_named("aten.cat.default"),
     RemoveGetItemPass: _has_named("aten.max_pool2d_with_indices.default", "aten.max.dim"),
     stock.InsertPadQDQPass: _has(_aten.constant_pad_nd.default),
-    stock.Conv1dUnsqueezePass: _has_named("aten.convolution.default"),
+    # It also refreshes the values around what InsertPadQDQPass, which does not interpret the graph itself, put in.
+    stock.Conv1dUnsqueezePass: _has(_aten.convolution.default, _aten.constant_pad_nd.default),
     stock.PReLUReshapePass: _has(_aten._prelu_kernel.default),
     stock.ChannelsLastTaggedReshapePass: _may_hold_channels_last,
     stock.RemoveRedundantCopyPass: _has(_aten._to_copy.default),

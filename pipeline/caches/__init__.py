@@ -51,7 +51,7 @@ def entry_of(cls: type[Cache]) -> CachePytree:
         UserError: there is none; the message shows the line to add.
     """
     for entry in KNOWN:
-        if entry.type is cls:
+        if entry.cls is cls:
             return entry
     raise unknown_class(cls, KNOWN)
 
@@ -64,4 +64,4 @@ def subclass_of(parent: type[Cache], cls: type[Cache]) -> CachePytree:
         cache.__class__ = cls
         return cache
 
-    return replace(entry_of(parent), type=cls, name=f"{cls.__module__}.{cls.__qualname__}", sample=sample)
+    return replace(entry_of(parent), cls=cls, name=f"{cls.__module__}.{cls.__qualname__}", sample=sample)

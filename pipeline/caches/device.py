@@ -64,7 +64,7 @@ class DeviceCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new keys and values ``[B, K, S, D]`` of one layer and return that layer's storage."""
-        written = self.layers[layer_idx].update(key_states, value_states, self._where())
+        written: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states, self._where())
         if layer_idx == len(self.layers) - 1:
             self._start = None  # the next call may have another position
         return written

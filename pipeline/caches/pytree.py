@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from pydantic import JsonValue
@@ -19,24 +20,31 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from runners.errors import UserError
 
-Context = dict[str, JsonValue]
+Static = dict[str, JsonValue]
+
+
+class Context(TypedDict):
+    """What a tree spec holds of a cache: JSON, and nothing that changes while decoding."""
+
+    cache: Static
+    layers: list[Static]
 
 
 @dataclass(frozen=True)
 class LayerPytree:
     """One layer class: names of its leaves (tensors that change) and of its static attributes (JSON values)."""
 
-    type: type[CacheLayerMixin]
+    cls: type[CacheLayerMixin]
     leaves: tuple[str, ...]  # in flattening order
     static: tuple[str, ...] = ()
 
-    def context(self, layer: CacheLayerMixin) -> Context:
+    def context(self, layer: CacheLayerMixin) -> Static:
         """Return what is fixed at build time, ready for JSON."""
-        return {"type": self.type.__name__, "device": str(layer.device)} | {n: getattr(layer, n) for n in self.static}
+        return {"type": self.cls.__name__, "device": str(layer.device)} | {n: getattr(layer, n) for n in self.static}
 
     def rebuild(self, leaves: Sequence[torch.Tensor], context: Mapping[str, JsonValue]) -> CacheLayerMixin:
         """Return a layer that holds exactly these tensors; its constructor, which would allocate, does not run."""
-        layer = object.__new__(self.type)
+        layer = object.__new__(self.cls)
         for name, leaf in zip(self.leaves, leaves, strict=True):
             setattr(layer, name, leaf)
         for name in self.static:
@@ -51,7 +59,7 @@ class CachePytree:
     """One cache class: its serialized name, the layers it may hold, and a small sample that proves the round trip.
 
     Args:
-        type: the exact class; subclasses are not covered.
+        cls: the exact class; subclasses are not covered.
         name: unique name in a saved program's tree spec.
         layers: one row a layer class that may occur in ``cache.layers``.
         sample: builds a small initialised cache.
@@ -60,7 +68,7 @@ class CachePytree:
         lazy_layer: the layer class that a cache without any layers creates at its first update.
     """
 
-    type: type[Cache]
+    cls: type[Cache]
     name: str
     layers: tuple[LayerPytree, ...]
     sample: Callable[[], Cache]
@@ -79,7 +87,7 @@ class CachePytree:
             row = self._row(type(layer).__name__, index)
             if not layer.is_initialized:
                 raise UserError(
-                    f"{self.type.__name__}.layers.{index} ({type(layer).__name__}) has no tensors yet, so it has nothing to "
+                    f"{self.cls.__name__}.layers.{index} ({type(layer).__name__}) has no tensors yet, so it has nothing to "
                     "trace. Call cache.early_initialization(...) (static) or use pipeline.caches.empty_dynamic_cache "
                     "(dynamic) before exporting."
                 )
@@ -97,14 +105,14 @@ class CachePytree:
     def unflatten(self, leaves: Sequence[torch.Tensor], context: Context) -> Cache:
         """Return a cache that holds exactly ``leaves``. Imports nothing, so that strict export can trace it."""
         rest = list(leaves)
-        cache = object.__new__(self.type)
+        cache = object.__new__(self.cls)
         Cache.__init__(cache, layers=[])
         for name in self.leaves:
             setattr(cache, name, rest.pop(0))
         for name in self.static:
-            setattr(cache, name, context[name])
+            setattr(cache, name, context["cache"][name])
         for index, layer_context in enumerate(context["layers"]):
-            row = self._row(layer_context["type"], index)
+            row = self._row(str(layer_context["type"]), index)
             mine, rest = rest[: len(row.leaves)], rest[len(row.leaves) :]
             cache.layers.append(row.rebuild(mine, layer_context))
         if not cache.layers:
@@ -113,16 +121,16 @@ class CachePytree:
 
     def _context(self, cache: Cache) -> Context:
         layers = [self._row(type(layer).__name__, i).context(layer) for i, layer in enumerate(cache.layers)]
-        return {name: getattr(cache, name) for name in self.static} | {"layers": layers}
+        return {"cache": {name: getattr(cache, name) for name in self.static}, "layers": layers}
 
     def _row(self, name: str, index: int) -> LayerPytree:
         for row in self.layers:
-            if row.type.__name__ == name:
+            if row.cls.__name__ == name:
                 return row
-        known = ", ".join(row.type.__name__ for row in self.layers)
+        known = ", ".join(row.cls.__name__ for row in self.layers)
         raise UserError(
-            f"{self.type.__name__}.layers.{index} is a {name}, which has no pytree row (known: {known}). "
-            f"Add LayerPytree({name}, leaves=(...), static=(...)) to the CachePytree of {self.type.__name__}."
+            f"{self.cls.__name__}.layers.{index} is a {name}, which has no pytree row (known: {known}). "
+            f"Add LayerPytree({name}, leaves=(...), static=(...)) to the CachePytree of {self.cls.__name__}."
         )
 
 
@@ -135,7 +143,7 @@ def prove_round_trip(entry: CachePytree) -> None:
     cache = entry.sample()
     leaves, context = entry.flatten(cache)
     rebuilt = entry.unflatten(leaves, context)
-    _require(type(rebuilt) is entry.type, entry, "the rebuilt cache has another type")
+    _require(type(rebuilt) is entry.cls, entry, "the rebuilt cache has another type")
     _require([type(x) for x in rebuilt.layers] == [type(x) for x in cache.layers], entry, "the layers' types changed")
     again, context_again = entry.flatten(rebuilt)
     _require(all(a is b for a, b in zip(leaves, again, strict=True)), entry, "a leaf is not the tensor that went in")
@@ -157,4 +165,4 @@ def _attributes(thing: object) -> set[str]:
 
 def _require(condition: bool, entry: CachePytree, problem: str) -> None:
     if not condition:
-        raise UserError(f"the pytree registration of {entry.type.__name__} does not survive a round trip: {problem}.")
+        raise UserError(f"the pytree registration of {entry.cls.__name__} does not survive a round trip: {problem}.")

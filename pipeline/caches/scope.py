@@ -43,21 +43,21 @@ def scoped(entries: tuple[CachePytree, ...]) -> Iterator[None]:
 @contextmanager
 def _one(entry: CachePytree) -> Iterator[None]:
     registries = _registries()
-    foreign_name = torch_pytree.SUPPORTED_SERIALIZED_TYPES.get(entry.type)
-    keys: list[Any] = [entry.type] * 4 + [entry.name]
+    foreign_name = torch_pytree.SUPPORTED_SERIALIZED_TYPES.get(entry.cls)
+    keys: list[Any] = [entry.cls] * 4 + [entry.name]
     before = [registry.get(key, _MISSING) for registry, key in zip(registries, keys, strict=True)]
     for registry in registries[:4]:
-        registry.pop(entry.type, None)
+        registry.pop(entry.cls, None)
     try:
         torch_pytree._private_register_pytree_node(
-            entry.type,
+            entry.cls,
             entry.flatten,
             entry.unflatten,
             serialized_type_name=entry.name,
             flatten_with_keys_fn=entry.flatten_with_keys,
         )
         fx_pytree.register_pytree_flatten_spec(
-            entry.type,
+            entry.cls,
             lambda cache, spec: entry.flatten(cache)[0],
             lambda cache, spec: len(entry.named_leaves(cache)) == spec.num_children,
         )
@@ -69,7 +69,7 @@ def _one(entry: CachePytree) -> Iterator[None]:
             else:
                 registry[key] = value
         if foreign_name is not None:
-            torch_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[foreign_name.serialized_type_name] = entry.type
+            torch_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[foreign_name.serialized_type_name] = entry.cls
 
 
 _MISSING = object()
@@ -86,7 +86,7 @@ def _registries() -> list[dict[Any, Any]]:
 
 
 def _refuse_repeats(entries: tuple[CachePytree, ...]) -> None:
-    for what in ([e.type.__name__ for e in entries], [e.name for e in entries]):
+    for what in ([e.cls.__name__ for e in entries], [e.name for e in entries]):
         repeated = sorted({x for x in what if what.count(x) > 1})
         if repeated:
             raise UserError(f"registered twice in one scope: {', '.join(repeated)}. Name each cache class once.")
@@ -94,9 +94,9 @@ def _refuse_repeats(entries: tuple[CachePytree, ...]) -> None:
 
 def unknown_class(cls: type[Cache], known: tuple[CachePytree, ...]) -> UserError:
     """Return the error for a class without a registration: it shows the line to add."""
-    parent = next((e.type.__name__ for e in known if issubclass(cls, e.type)), None)
+    parent = next((e.cls.__name__ for e in known if issubclass(cls, e.cls)), None)
     if parent is None:
-        names = ", ".join(e.type.__name__ for e in known)
+        names = ", ".join(e.cls.__name__ for e in known)
         return UserError(
             f"{cls.__name__} has no pytree registration. Known classes: {names}. Write a CachePytree for it."
         )

@@ -63,6 +63,7 @@ def _swapped(node: Node) -> Node | None:
 
 def _bounds(node: Node, width: int) -> tuple[int, int, int, int]:
     """(axis, start, end, step) of a slice, with defaults filled in and the end clamped."""
-    axis, start, end, step = [*node.args[1:], *(0, 0, width, 1)[len(node.args) - 1 :]]
+    given = tuple(node.args[1:])
+    axis, start, end, step = given + (0, 0, width, 1)[len(given) :]
     rank = node.meta["val"].dim()
     return axis % rank, start or 0, min(width if end is None else end, width), step

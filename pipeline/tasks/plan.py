@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.export.dynamic_shapes import _DimHint
 from torch.export import Dim
 
 from pipeline.caches import DeviceCache
 
-DynamicAxes = dict[int, Dim | _DimHint]
+DynamicAxes = dict[int, Dim]
 
 
 @dataclass(frozen=True)
