@@ -119,7 +119,7 @@ def forced_logits(model: PreTrainedModel, prompt_ids: torch.Tensor, forced: torc
 
 
 def greedy_from_draft(model: PreTrainedModel, prompt_ids: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-    """Logits of N greedy steps, float32 [N, V], by correcting a draft, int64 [N], until the model would write it itself.
+    """Logits of N greedy steps, float32 [N, V], by correcting a draft, int64 [N], until the model would write it so.
 
     One ``forward`` judges all tokens of the draft. Up to its first wrong token the draft is the model's own greedy
     choice, and so is the token that the model puts there: each round settles one more token at least, N rounds settle
