@@ -1,0 +1,43 @@
+# `make demo` and `make test` do all the set-up themselves. VENV, PYTHON and JOBS may be given: make test JOBS=4
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+DEMO := configs/smollm2_135m_8da4w.yaml
+PACKAGE := dist/smollm2_135m_8da4w
+QUESTION := What is the capital of France?
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test lint format clean
+
+setup: $(VENV)/.ready
+
+# torch by itself first: asked for by exact version alone, it can come from a local CPU file or a CPU index.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25,<26.2"
+	$(BIN)/python -m pip install --progress-bar off "$$(sed -n 's/^ *"\(torch==[0-9.]*\)",.*/\1/p' pyproject.toml)"
+	$(BIN)/python -m pip install --progress-bar off --editable ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/pteline build $(DEMO) --verbose
+	$(BIN)/pteline check $(PACKAGE)
+	$(BIN)/pteline run $(PACKAGE) "$(QUESTION)" --stats
+	$(BIN)/pteline bench $(PACKAGE)
+
+# First the fast ones, which say at once what is wrong; then those that build the real model.
+test: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not real"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m real
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache
