@@ -14,7 +14,6 @@ setup: $(VENV)/.ready
 # torch by itself first: asked for by exact version alone, it can come from a local CPU file or a CPU index.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25,<26.2"
 	$(BIN)/python -m pip install --progress-bar off "$$(sed -n 's/^ *"\(torch==[0-9.]*\)",.*/\1/p' pyproject.toml)"
 	$(BIN)/python -m pip install --progress-bar off --editable ".[dev]"
 	touch $@

@@ -55,8 +55,8 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
             write_content(directory, emitted, line.tokenizer, recorded.goldens if recorded else None)
             manifest = write_manifest(directory, _manifest(settings, line.loaded, line.tokenizer, emitted))
         if recorded is not None:
-            with stages.stage("check"):
-                report = verify(directory, settings.check, recorded)
+            with stages.stage("check") as progress:
+                report = verify(directory, settings.check, recorded, progress)
             manifest = manifest.model_copy(
                 update={"check": CheckSummary(passed=report.passed, report="report/check.json")}
             )
@@ -163,7 +163,12 @@ class _Line:
             mode="json", exclude={"quantized", "unquantized"}
         )  # limits change no golden
         text = text_ids(self.settings.check, tokenizer)
-        parts: list[JsonValue] = [check, text.tolist() if text is not None else None, self.settings.cache.max_length, tokenizer.tokenizer_json]
+        parts: list[JsonValue] = [
+            check,
+            text.tolist() if text is not None else None,
+            self.settings.cache.max_length,
+            tokenizer.tokenizer_json,
+        ]
         return key_of(*self._weights, *parts, tokenizer.chat_template)
 
     def _dump(self, section: str) -> JsonValue:

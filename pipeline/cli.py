@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.quiet_libraries import quiet_libraries
+from runners.quiet_libraries import quiet_libraries
 from runners.cli import app, run_app
 from runners.errors import UserError
 

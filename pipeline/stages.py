@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,18 +22,21 @@ _GIB = 1 << 30
 
 @dataclass
 class Stages:
-    """The stages of one build: a live line each on a terminal, a plain line each where ``verbose`` asks for it, nothing otherwise."""
+    """The stages of one build: a live line each on a terminal, a plain line each if ``verbose``, nothing otherwise."""
 
     console: Console
     verbose: bool = False
     figures: dict[str, StageFigure] = field(default_factory=dict)
 
     @contextmanager
-    def stage(self, name: str, *, cached: bool = False) -> Iterator[None]:
-        """Measure and show the stage ``name`` while the block runs. A stage that fails leaves no figure."""
+    def stage(self, name: str, *, cached: bool = False) -> Iterator[Callable[[str], None]]:
+        """Measure and show the stage ``name`` while the block runs. A stage that fails leaves no figure.
+
+        The block is given a function that says on the live line what the stage is at.
+        """
         watch = _Watch()
         with watch, self._line(name, watch):
-            yield
+            yield watch.say
         self.figures[name] = watch.figure(cached)
         if self.verbose or self.console.is_terminal:
             self.console.print(_summary(name, self.figures[name]), highlight=False)
@@ -55,7 +58,9 @@ class _Running:
 
     def __rich__(self) -> Spinner:
         self._spinner.update(
-            text=Text(f"{self._name:<10} {self._watch.seconds:6.1f} s  {self._watch.now / _GIB:5.2f} GiB")
+            text=Text(
+                f"{self._name:<10} {self._watch.seconds:6.1f} s  {self._watch.now / _GIB:5.2f} GiB  {self._watch.at}"
+            )
         )
         return self._spinner
 
@@ -69,10 +74,14 @@ class _Watch:
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._begin, self._cpu = time.perf_counter(), time.process_time()
         self.now = self.peak = self._process.memory_info().rss
+        self.at = ""
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._begin
+
+    def say(self, text: str) -> None:
+        self.at = text
 
     def figure(self, cached: bool) -> StageFigure:
         return StageFigure(
@@ -100,4 +109,5 @@ class _Watch:
 
 def _summary(name: str, figure: StageFigure) -> str:
     source = "  (from the stage cache)" if figure.cached else ""
-    return f"{name:<10} {figure.seconds:6.1f} s  {figure.cpu_seconds:6.1f} s cpu  {figure.peak_bytes / _GIB:5.2f} GiB{source}"
+    times = f"{figure.seconds:6.1f} s  {figure.cpu_seconds:6.1f} s cpu"
+    return f"{name:<10} {times}  {figure.peak_bytes / _GIB:5.2f} GiB{source}"

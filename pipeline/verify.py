@@ -6,23 +6,18 @@ from pathlib import Path
 
 from pipeline.config import CheckSettings
 from pipeline.record import Recorded
-from runners.check import check
+from runners.check import Progress
+from runners.check_command import replay
 from runners.check_report import CheckReport, Limits, write_report
 from runners.manifest import REPORT_DIRECTORY
 from runners.package import open_package
-from runners.session import Session
 
 
-def verify(directory: Path, settings: CheckSettings, recorded: Recorded) -> CheckReport:
-    """Check the package in ``directory`` as ``pteline check`` does, over the whole vocabulary, and write its report there."""
-    session = Session.open(open_package(directory))
-    report = check(
-        session,
-        recorded.goldens,
-        Limits(**settings.quantized.model_dump()),
-        Limits(**settings.unquantized.model_dump()),
-        recorded.full,
-    )
+def verify(directory: Path, settings: CheckSettings, recorded: Recorded, progress: Progress) -> CheckReport:
+    """Check the package in ``directory`` as ``pteline check`` does, over the whole vocabulary; write its report there."""
+    quantized, unquantized = (Limits(**limits.model_dump()) for limits in (settings.quantized, settings.unquantized))
+    package = open_package(directory)
+    report = replay(package, recorded.goldens, quantized, unquantized, recorded.full, None, progress)
     (directory / REPORT_DIRECTORY).mkdir(exist_ok=True)
     write_report(report, directory / REPORT_DIRECTORY / "check.json")
     return report

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 
-from runners.check import FullLogits, check
+from runners.check import FullLogits, Progress, check, repeats
 from runners.check_render import render
 from runners.check_report import Against, CheckReport, Limits, limits_from_config, write_report
 from runners.errors import CheckFailedError, UserError
@@ -17,6 +18,8 @@ from runners.goldens import Goldens, load
 from runners.package import Package, open_package
 from runners.session import Session
 
+EAGER_GROUP = "pteline.eager"
+
 
 class EagerReferences(Protocol):
     """Runs eager PyTorch on a user's own prompts: the pipeline's side of ``--eager``, for the runners have no model."""
@@ -24,6 +27,19 @@ class EagerReferences(Protocol):
     def __call__(self, package: Package, prompts: Sequence[str], steps: int) -> tuple[Goldens, FullLogits]:
         """Goldens of the prompts, greedily decoded for ``steps`` tokens, and both references' whole logits."""
         ...
+
+
+def eager_references() -> EagerReferences:
+    """What runs eager PyTorch on this machine: an entry point, for a device has none.
+
+    Raises:
+        UserError: nothing installed offers it.
+    """
+    found = list(entry_points(group=EAGER_GROUP))
+    if not found:
+        raise UserError("--eager needs the half of pteline that builds packages, which is not installed here.")
+    references: EagerReferences = found[0].load()
+    return references
 
 
 def command(package: Path, threads: int | None = None, json: Path | None = None) -> None:
@@ -94,9 +110,30 @@ def _replay(
     quantized = package_limits(package, "quantized").model_copy(update=dropped)
     unquantized = package_limits(package, "unquantized").model_copy(update=dropped)
     with Console(stderr=True).status("loading") as status:
-        session = Session.open(package, threads)
-        _require_room(goldens, session.max_length)
-        return check(session, goldens, quantized, unquantized, full, status.update)
+        return replay(package, goldens, quantized, unquantized, full, threads, status.update)
+
+
+def replay(
+    package: Package,
+    goldens: Goldens,
+    quantized: Limits,
+    unquantized: Limits,
+    full: FullLogits | None,
+    threads: int | None,
+    progress: Progress,
+) -> CheckReport:
+    """Load a package's program and check it: on one thread whether it repeats itself, on ``threads`` all else.
+
+    Raises:
+        UserError: the program does not load, or the goldens do not fit it.
+    """
+    single = Session.open(package, threads=1)
+    _require_room(goldens, single.max_length)
+    progress("the first prompt before and after another one")
+    repeatable = repeats(single, goldens)
+    del single  # the size of the thread pool is fixed while a program is loaded
+    session = Session.open(package, threads)
+    return check(session, goldens, quantized, unquantized, full, progress, repeatable=repeatable)
 
 
 def _require_room(goldens: Goldens, max_length: int) -> None:

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from runners.errors import CheckFailedError, UserError
+from runners.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from runners.bench import Workload
@@ -144,6 +145,39 @@ def bench(
     report = _measure([open_package(path) for path in (package, against) if path is not None], work, threads)
     if json is not None:
         write_text(json, report.model_dump_json(indent=2) + "\n")
+
+
+@app.command()
+def check(
+    package: PackagePath,
+    eager: Annotated[
+        list[str],
+        typer.Option(metavar="PROMPT", help="Run eager PyTorch here on a prompt of your own; may be repeated."),
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes it
+    steps: Annotated[int, typer.Option(min=1, help="Greedy tokens a prompt, with --eager.")] = 32,
+    threads: Threads = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")] = None,
+) -> None:
+    """Compare the program with what eager PyTorch said; exit code 1 where it breaks a limit of its configuration."""
+    with quiet_libraries():
+        from runners import check_command
+
+    if eager:
+        check_command.command_eager(package, eager, steps, check_command.eager_references(), threads, json)
+    else:
+        check_command.command(package, threads, json)
+
+
+@app.command()
+def inspect(
+    target: Annotated[Path, typer.Argument(metavar="PACKAGE|FILE.pte", help="A package directory or a bare program.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Describe a package or a program: methods, operators, memory, cache, and whether the stock runner loads it."""
+    with quiet_libraries():
+        from runners import inspect as inspector
+
+        inspector.command(target, json)
 
 
 def _measure(packages: list[Package], work: Workload, threads: int | None) -> BenchReport:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from pipeline.config import Limits as ConfigLimits
-from runners.check import FullLogits, check
-from runners.check_report import Limits, limits_from_config, read_report, write_report
+from runners.check import FullLogits, LogitSource, repeats
+from runners.check import check as check_repeatable
+from runners.check_report import CheckReport, Limits, limits_from_config, read_report, write_report
 from runners.errors import UserError
 from runners.goldens import GoldenPrompt, Goldens, GoldenText, summarise
 from runners.metrics import windows
@@ -55,6 +56,10 @@ class StaleModel(TableModel):
 
     def reset(self) -> None:
         self.fed = self.fed[:1]
+
+
+def check(source: LogitSource, goldens: Goldens, *rest: Limits | FullLogits) -> CheckReport:
+    return check_repeatable(source, goldens, *rest, repeatable=repeats(source, goldens))
 
 
 def table(seed: int) -> torch.Tensor:
@@ -204,8 +209,8 @@ def test_nan_passes_no_limit(goldens: Goldens) -> None:
 
 def test_a_stale_cache_fails_without_any_limit(goldens: Goldens) -> None:
     """The second prompt begins with what the first left, and the first, run again, with what the last left."""
-    stale = StaleModel(table(0))
-    report = check(stale, goldens, OPEN, OPEN)
+    again = repeats(StaleModel(table(0)), goldens)
+    report = check_repeatable(StaleModel(table(0)), goldens, OPEN, OPEN, repeatable=again)
     assert report.prompts[0].quantized.tokens_equal
     assert not report.prompts[1].quantized.tokens_equal
     assert rules(report) == [("itself", "repeatable", "0")]
