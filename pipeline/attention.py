@@ -54,9 +54,19 @@ def portable(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over the whole storage by core operators: query ``[B, H, S, D]``, storage ``[B, K, L, D]``, mask ``[B, 1, S, L]`` to add.
+    """Attention over the whole storage by core operators.
 
-    Returns ``[B, S, H, D]``.
+    Args:
+        module: the model's attention layer (not used).
+        query: ``[B, H, S, D]``.
+        key: the cache's storage, ``[B, K, L, D]``.
+        value: the cache's storage, ``[B, K, L, D]``.
+        attention_mask: ``[B, 1, S, L]``, added to the scores.
+        scaling: of the scores; None means ``D ** -0.5``.
+        kwargs: what else the model passes; a mechanism that is not written here is refused.
+
+    Returns:
+        ``[B, S, H, D]``, and None in place of the attention weights.
     """
     _refuse_unsupported(kwargs)
     b, h, s, d = query.shape

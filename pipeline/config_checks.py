@@ -73,7 +73,8 @@ def _quantize(quantize: QuantizeSettings) -> Iterator[Problem]:
     for scheme in schemes:
         multiple = scheme.group_multiple
         if multiple is not None and quantize.group_size is not None and quantize.group_size % multiple:
-            text = f"{quantize.group_size} is no multiple of {multiple}, as the backend asks; give {multiple}, 64 or 128"
+            size = quantize.group_size
+            text = f"{size} is no multiple of {multiple}, as the backend asks; give {multiple}, 64 or 128"
             yield Problem(("quantize", "group_size"), text)
     if quantize.embedding_group_size is not None and quantize.embedding == "none":
         text = "given, but embedding is none; remove it, or choose embedding: 8w or 4w"

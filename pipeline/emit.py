@@ -80,8 +80,8 @@ def check_budget(methods: dict[str, Method], settings: LowerSettings) -> None:
         refused = [o.name for o in delegation.undelegated if o.name not in settings.allowed_undelegated]
         if refused:
             raise UserError(
-                f"lower.allowed_undelegated: method {name} leaves {', '.join(refused)} to portable kernels; allow them, "
-                "or change the model or backend so that they are delegated."
+                f"lower.allowed_undelegated: method {name} leaves {', '.join(refused)} to portable kernels; allow "
+                "them, or change the model or backend so that they are delegated."
             )
 
 

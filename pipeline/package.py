@@ -40,7 +40,8 @@ def staging(target: Path) -> Iterator[Path]:
     """
     if target.exists() and not (target / MANIFEST_NAME).is_file():
         raise UserError(
-            f"package: {target} exists and is no package (it has no {MANIFEST_NAME}); move it away, or set package.directory or name."
+            f"package: {target} exists and is no package (it has no {MANIFEST_NAME}); move it away, or set "
+            "package.directory or name."
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def publish(directory: Path, target: Path) -> None:
-    """Give the finished directory its name. A package of that name is replaced; until the last moment it stays whole."""
+    """Give the finished directory its name. A package of that name is replaced, whole until the last moment."""
     aside = target.with_name(f".{target.name}.old-{os.getpid()}")
     if target.exists():
         target.rename(aside)

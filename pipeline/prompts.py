@@ -32,8 +32,8 @@ def prompts_of(settings: CheckSettings, tokenizer: LoadedTokenizer, max_length: 
     for prompt in prompts:
         if len(prompt.ids) + settings.steps - 1 > max_length:
             raise UserError(
-                f"check: prompt {prompt.name} has {len(prompt.ids)} tokens; with {settings.steps} steps it does not fit the "
-                f"cache of {max_length} (cache.max_length). Shorten it, or take fewer steps."
+                f"check: prompt {prompt.name} has {len(prompt.ids)} tokens; with {settings.steps} steps it does not "
+                f"fit the cache of {max_length} (cache.max_length). Shorten it, or take fewer steps."
             )
     return prompts
 
@@ -50,13 +50,14 @@ def text_ids(settings: CheckSettings, tokenizer: LoadedTokenizer) -> torch.Tenso
     ids = _codec(tokenizer).encode(_read(path))
     if len(ids) < settings.perplexity.tokens:
         raise UserError(
-            f"check.perplexity.tokens: {path} holds {len(ids)} tokens, {settings.perplexity.tokens} are asked for; take fewer."
+            f"check.perplexity.tokens: {path} holds {len(ids)} tokens, {settings.perplexity.tokens} are asked for; "
+            "take fewer."
         )
     return torch.tensor(ids, dtype=torch.int64)
 
 
 def chat_ids(text: str, tokenizer: LoadedTokenizer) -> torch.Tensor:
-    """Return the ids of a user's message as the chat template renders it, int64 ``[n]``; of the text itself without a template."""
+    """Return the ids of a user's message as the chat template renders it (without one: as it is), int64 ``[n]``."""
     return _ids(text, tokenizer, chat=True)
 
 

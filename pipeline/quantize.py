@@ -10,7 +10,7 @@ from pipeline.quantization.apply import quantize_weights
 
 
 def quantize(loaded: Loaded, settings: QuantizeSettings) -> Quantized:
-    """Return the model with its weights quantized; ``loaded.model`` stays as it is, and weights are shared where they are equal.
+    """Return the model with its weights quantized; ``loaded.model`` stays as it is, and equal weights are shared.
 
     Raises:
         UserError: a scheme or a group size does not fit the model.

@@ -64,5 +64,6 @@ def _check_layers(config: PreTrainedConfig) -> None:
     kinds, _ = get_layer_types_and_kwargs(config)
     if other := sorted(set(kinds) - {"full_attention"}):
         raise UserError(
-            f"model: {config.model_type} has {', '.join(other)} layers, and only full_attention layers have a device cache."
+            f"model: {config.model_type} has {', '.join(other)} layers, and only full_attention layers have a device "
+            "cache."
         )

@@ -1,7 +1,7 @@
 """A content-addressed cache of stage results, so that changing a later setting does not repeat an earlier stage.
 
-The key is a digest of everything that a result depends on: the settings of its stage and of those before it, the source's digest, the versions of
-the libraries, and this package's own code.
+The key is a digest of everything that a result depends on: the settings of its stage and of those before it, the
+source's digest, the versions of the libraries, and this project's own code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StageCache:
         return entry
 
     def store(self, stage: str, key: str, write: Callable[[Path], None]) -> None:
-        """Let ``write`` fill a new entry; it appears whole or not at all. A full disk costs the entry, not the build."""
+        """Let ``write`` fill a new entry, which appears whole or not at all. A full disk costs it, not the build."""
         if self.root is None:
             return
         self.root.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from runners.package import open_package
 
 
 def verify(directory: Path, settings: CheckSettings, recorded: Recorded, progress: Progress) -> CheckReport:
-    """Check the package in ``directory`` as ``pteline check`` does, over the whole vocabulary; write its report there."""
+    """Check the package in ``directory`` as ``pteline check`` does, over the whole vocabulary; write the report."""
     quantized, unquantized = (Limits(**limits.model_dump()) for limits in (settings.quantized, settings.unquantized))
     package = open_package(directory)
     report = replay(package, recorded.goldens, quantized, unquantized, recorded.full, None, progress)

@@ -21,8 +21,8 @@ def lower(
 ) -> EdgeProgramManager:
     """Return the programs in the edge dialect, with what XNNPACK takes as delegates.
 
-    One partitioner serves float and quantized operators alike: with the dynamically-quantized one before it, each quantized linear layer would become a
-    delegate of its own.
+    One partitioner serves float and quantized operators alike: with the dynamically-quantized one before it, each
+    quantized linear layer would become a delegate of its own.
     """
     rewritten = {}
     for name, program in programs.items():

@@ -1,7 +1,7 @@
 """Cache classes as pytrees, and the device's own cache.
 
-``with registered(): torch.export.export(model, (), {"input_ids": ids, "cache": cache})`` is all that a model with a cache needs.
-A new cache class is a module here and a name in ``KNOWN``.
+``with registered(): torch.export.export(model, (), {"input_ids": ids, "cache": cache})`` is all that a model with a
+cache needs. A new cache class is a module here and a name in ``KNOWN``.
 """
 
 from __future__ import annotations

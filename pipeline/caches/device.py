@@ -2,9 +2,9 @@
 
 Legend: B batch, K key/value heads, S tokens of a call, L cache length, D head width.
 
-The position is an input of a call and is never changed by it: the caller (a runner) knows how many tokens it has fed. So one
-tensor serves every layer, and a program needs no output for it. A second prompt starts at position 0; what an earlier one
-left behind is never read, because attention reads up to the position only.
+The position is an input of a call and is never changed by it: the caller (a runner) knows how many tokens it has fed.
+So one tensor serves every layer, and a program needs no output for it. A second prompt starts at position 0; what an
+earlier one left behind is never read, because attention reads up to the position only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pipeline.caches.pytree import CachePytree, LayerPytree
 class CustomLayer(StaticLayer):
     """Storage ``[B, L, K, D]``, written by ``llama::update_cache``.
 
-    ``update`` returns the storage as it lies: the attention function that reads it is ``attention.custom``, and a transpose here would
-    become two real permutes of the whole cache a step.
+    ``update`` returns the storage as it lies: the attention function that reads it is ``attention.custom``, and a
+    transpose here would become two real permutes of the whole cache a step.
     """
 
     reads_position_as_int = True
@@ -64,7 +64,8 @@ class DeviceCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new keys and values ``[B, K, S, D]`` of one layer and return that layer's storage."""
-        written: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states, self._where())
+        layer, where = self.layers[layer_idx], self._where()
+        written: tuple[torch.Tensor, torch.Tensor] = layer.update(key_states, value_states, where)
         if layer_idx == len(self.layers) - 1:
             self._start = None  # the next call may have another position
         return written

@@ -4,7 +4,8 @@ Legend: B batch, K key/value heads, L cache length, D head width.
 
 A cache is a list of layers. A :class:`LayerPytree` says which attributes of a layer class are tensors that change while
 decoding (the leaves) and which are fixed at build time (the context). A :class:`CachePytree` says which layer classes a
-cache class may hold. Nothing that changes from step to step may be in the context: two steps must have equal tree specs.
+cache class may hold. Nothing that changes from step to step may be in the context: two steps must have equal tree
+specs.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ class CachePytree:
             row = self._row(type(layer).__name__, index)
             if not layer.is_initialized:
                 raise UserError(
-                    f"{self.cls.__name__}.layers.{index} ({type(layer).__name__}) has no tensors yet, so it has nothing to "
-                    "trace. Call cache.early_initialization(...) (static) or use pipeline.caches.empty_dynamic_cache "
-                    "(dynamic) before exporting."
+                    f"{self.cls.__name__}.layers.{index} ({type(layer).__name__}) has no tensors yet, so it has "
+                    "nothing to trace. Call cache.early_initialization(...) (static) or use "
+                    "pipeline.caches.empty_dynamic_cache (dynamic) before exporting."
                 )
             found += [(f"layers.{index}.{name}", getattr(layer, name)) for name in row.leaves]
         return found

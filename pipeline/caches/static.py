@@ -1,6 +1,6 @@
 """Static caches: tensors of the full length, written in place. Keys and values are ``[B, K, L, D]``.
 
-``cumulative_length`` is a leaf of every layer: each layer adds to its own in place, so one tensor cannot serve them all.
+``cumulative_length`` is a leaf of every layer: each layer adds to its own in place, so one tensor cannot serve all.
 """
 
 from __future__ import annotations

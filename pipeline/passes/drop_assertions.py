@@ -1,4 +1,7 @@
-"""Drop the dtype assertions that export writes at each cast: the program is typed already, and each one slows every later pass."""
+"""Drop the dtype assertions that export writes at each cast.
+
+The program is typed already, and each one slows every later pass.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Write the rotary embedding's half-swap, ``cat([-x[..., h:], x[..., :h]], -1)``, as a product with a signed permutation.
+"""Write the rotary embedding's half-swap, ``cat([-x[..., h:], x[..., :h]], -1)``, as a matrix product.
 
-XNNPACK takes no slice of a tensor with a dynamic axis, so each rotary embedding would split the graph. Every output element of the product is one
-input element times plus or minus one, and zeros: the values are the same bit for bit (finite inputs).
+The matrix is a signed permutation. XNNPACK takes no slice of a tensor with a dynamic axis, so each rotary embedding
+would split the graph. Every output element of the product is one input element times plus or minus one, plus zeros: the
+values are equal, not only close (finite inputs; the sign of a zero may differ).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Decide where the cache of an exported program lives: mutable state in the program, or inputs and outputs.
 
-``torch.export`` gives a program whose cache tensors are user inputs. Once it is functional (``run_decompositions({})``), a cache tensor
-that is written in place shows as a ``USER_INPUT_MUTATION``. ``lift_cache`` rewrites the signature only, so that these become mutable buffers
-(``buffer``) or plain outputs (``io``). No module that holds the cache is needed for either.
+``torch.export`` gives a program whose cache tensors are user inputs. Once it is functional
+(``run_decompositions({})``), a cache tensor that is written in place shows as a ``USER_INPUT_MUTATION``.
+``lift_cache`` rewrites the signature only, so that these become mutable buffers (``buffer``) or plain outputs (``io``).
+No module that holds the cache is needed for either.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def lift_cache(
         program: functional, with the cache's tensors among its user inputs.
         leaves: the tensors that the program writes, in the order in which ``io`` lists them.
         placement: ``buffer``: state of the program, zero at load. ``io``: inputs, and outputs after the others.
-        outputs: names in the out spec of the user outputs to keep, such as ``logits``. The rest, the cache itself among them, is dropped.
+        outputs: names in the out spec of the user outputs to keep, such as ``logits``. The rest, the cache itself among
+            them, is dropped.
         input_names: placeholder -> name of that input in the program; a leaf that stays an input is named by its path.
 
     Raises:

@@ -1,7 +1,7 @@
 """Write a mean over the last axis as a matrix product with a row of 1/N.
 
-XNNPACK takes no ``mean`` over the last axis of a 3-D tensor, so each RMSNorm would split the graph in two. The product has the same value up to
-the order of summation.
+XNNPACK takes no ``mean`` over the last axis of a 3-D tensor, so each RMSNorm would split the graph in two. The product
+has the same value up to rounding: the order of summation, and 1/N before the sum instead of after it.
 """
 
 from __future__ import annotations

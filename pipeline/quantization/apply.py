@@ -44,7 +44,8 @@ def quantize_weights(
         model: float32, not quantized yet.
         linear: row of ``LINEAR_SCHEMES`` for every linear layer but the output embedding.
         group_size: input features that share a scale; None: the row's own.
-        scales: ``minmax`` or ``hqq`` (half-quadratic search for the scale) for grouped 4-bit weights; None: the row's own.
+        scales: ``minmax`` or ``hqq`` (half-quadratic search for the scale) for grouped 4-bit weights; None: the row's
+            own.
         lm_head: row of ``LINEAR_SCHEMES`` for the output embedding.
         embedding: row of ``EMBEDDING_SCHEMES`` for the input embedding.
         embedding_group_size: features of a row that share a scale; None: the whole row.
@@ -118,9 +119,10 @@ def _check(target: _Target) -> None:
     for name, module in target.modules.items():
         width = module.weight.shape[1]
         if width % target.group_size:
+            suiting = ", ".join(str(g) for g in (16, 32, 64, 128, 256) if width % g == 0) or "none"
             raise UserError(
-                f"{target.key}: the group size {target.group_size} does not divide the {width} input features of {name}.weight. "
-                f"Divisors that suit: {', '.join(str(g) for g in (16, 32, 64, 128, 256) if width % g == 0) or 'none'}."
+                f"{target.key}: the group size {target.group_size} does not divide the {width} input features of "
+                f"{name}.weight. Divisors that suit: {suiting}."
             )
 
 
@@ -141,7 +143,10 @@ def _note(target: _Target, scales: str) -> str:
 
 def _tied_note(lm_head: str, embedding: str) -> str:
     if (lm_head, embedding) == ("none", "none"):
-        return "lm_head and the input embedding are one tensor; XNNPACK packs its own copy for lm_head, so the file holds it twice"
+        return (
+            "lm_head and the input embedding are one tensor; XNNPACK packs its own copy for lm_head, so the file holds "
+            "it twice"
+        )
     return (
         "lm_head and the input embedding are one tensor in the source; here they are two: "
         f"lm_head {lm_head}, embedding {embedding}, each quantized from the same float32 values"

@@ -1,7 +1,8 @@
-"""A quantized model as plain float32 arithmetic with the same numbers, so that eager execution does not unpack weights at each step.
+"""A quantized model as plain float32 arithmetic with the same numbers: eager execution unpacks no weight at each step.
 
-torchao executes a quantized linear layer as: quantize and dequantize the input (int8, a scale and zero point a token), dequantize the weight, multiply in
-float32. Here the weight is dequantized once, and the input is treated by torchao's own function.
+torchao executes a quantized linear layer as: quantize and dequantize the input (int8, a scale and zero point a token),
+dequantize the weight, multiply in float32. Here the weight is dequantized once, and the input is treated by torchao's
+own function.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 
 def reference_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of ``model`` that computes the same values from float32 weights; weights that are not quantized are shared."""
+    """Return a copy of ``model`` that computes the same values from float32 weights; unquantized weights are shared."""
     shared = {id(p): p for p in model.parameters()}
     reference = copy.deepcopy(model, memo=dict(shared))
     for module in reference.modules():

@@ -1,7 +1,7 @@
 """Decoder language models: ``forward`` (any number of tokens) and ``decode`` (one), sharing weights and cache.
 
-S tokens of a call, L cache length, V vocabulary. Contract: ``(tokens int64 [1, S], position int64 [1]) -> logits float32 [1, S or 1, V]``; it is that
-of ExecuTorch's own LLM runner, whose tables are in docs/contract.md.
+S tokens of a call, L cache length, V vocabulary. Contract: ``(tokens int64 [1, S], position int64 [1]) -> logits
+float32 [1, S or 1, V]``; it is that of ExecuTorch's own LLM runner, whose tables are in docs/contract.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
         )
     if settings.logits == "last" and "logits_to_keep" not in parameters:
         raise UserError(
-            f"export.logits: {type(registered.model).__name__} cannot leave out logits (no logits_to_keep); set it to all."
+            f"export.logits: {type(registered.model).__name__} cannot leave out logits (no logits_to_keep); set it to "
+            "all."
         )
     longest = settings.max_prefill_length or registered.layout.max_length
     lengths = {"forward": (min(_EXAMPLE_TOKENS, longest), longest), "decode": (1, 1)}
@@ -62,7 +63,8 @@ def constant_methods(
 ) -> dict[str, int | bool | list[int]]:
     """Return the constants that the stock runner reads.
 
-    ``get_max_seq_len`` is also its prefill chunk; where it is smaller than the context, the stock runner takes the model for one with a sliding window.
+    ``get_max_seq_len`` is also its prefill chunk; where it is smaller than the context, the stock runner takes the
+    model for one with a sliding window.
     """
     return {
         "get_max_seq_len": settings.max_prefill_length or layout.max_length,
