@@ -10,6 +10,7 @@ specs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -81,9 +82,10 @@ class CachePytree:
         """Return ``("layers.3.keys", tensor)`` for every leaf, in flattening order.
 
         Raises:
-            UserError: a layer's class has no row here, or the layer has no tensors yet.
+            UserError: a layer's class has no row here, a layer has no tensors yet, or a tensor is no leaf and would be
+                lost.
         """
-        found = [(name, getattr(cache, name)) for name in self.leaves]
+        found = _leaves(cache, self.leaves, "")
         for index, layer in enumerate(cache.layers):
             row = self._row(type(layer).__name__, index)
             if not layer.is_initialized:
@@ -92,7 +94,7 @@ class CachePytree:
                     "nothing to trace. Call cache.early_initialization(...) (static) or use "
                     "pipeline.caches.empty_dynamic_cache (dynamic) before exporting."
                 )
-            found += [(f"layers.{index}.{name}", getattr(layer, name)) for name in row.leaves]
+            found += _leaves(layer, row.leaves, f"layers.{index}.")
         return found
 
     def flatten(self, cache: Cache) -> tuple[list[torch.Tensor], Context]:
@@ -142,7 +144,9 @@ def prove_round_trip(entry: CachePytree) -> None:
         UserError: a leaf or an attribute is lost or changed, or the context changes while decoding.
     """
     cache = entry.sample()
+    _require(type(cache) is entry.cls, entry, f"its sample is a {type(cache).__name__}")
     leaves, context = entry.flatten(cache)
+    _require(_is_json(context), entry, f"the context {context} is not JSON, which a saved program needs")
     rebuilt = entry.unflatten(leaves, context)
     _require(type(rebuilt) is entry.cls, entry, "the rebuilt cache has another type")
     _require([type(x) for x in rebuilt.layers] == [type(x) for x in cache.layers], entry, "the layers' types changed")
@@ -158,6 +162,25 @@ def prove_round_trip(entry: CachePytree) -> None:
     _require(
         entry.flatten(rebuilt)[1] == context, entry, "a decode step changed the context: make that value a tensor leaf"
     )
+
+
+def _leaves(owner: Cache | CacheLayerMixin, names: Sequence[str], prefix: str) -> list[tuple[str, torch.Tensor]]:
+    """The named tensors of a cache or a layer; it may hold no other, such as the state that a subclass adds."""
+    for name, value in vars(owner).items():
+        if isinstance(value, torch.Tensor) and name not in names:
+            raise UserError(
+                f"{type(owner).__name__} holds the tensor {prefix}{name}, which its pytree entry does not name, so it "
+                f'would be lost. Add "{name}" to the leaves of the entry.'
+            )
+    return [(f"{prefix}{name}", getattr(owner, name)) for name in names]
+
+
+def _is_json(context: Context) -> bool:
+    """Whether the context is read back from JSON as it was written: a tuple, for one, comes back as a list."""
+    try:
+        return bool(json.loads(json.dumps(context)) == context)
+    except TypeError:
+        return False
 
 
 def _attributes(thing: object) -> set[str]:

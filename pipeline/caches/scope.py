@@ -43,7 +43,6 @@ def scoped(entries: tuple[CachePytree, ...]) -> Iterator[None]:
 @contextmanager
 def _one(entry: CachePytree) -> Iterator[None]:
     registries = _registries()
-    foreign_name = torch_pytree.SUPPORTED_SERIALIZED_TYPES.get(entry.cls)
     keys: list[Any] = [entry.cls] * 4 + [entry.name]
     before = [registry.get(key, _MISSING) for registry, key in zip(registries, keys, strict=True)]
     for registry in registries[:4]:
@@ -68,8 +67,6 @@ def _one(entry: CachePytree) -> Iterator[None]:
                 registry.pop(key, None)
             else:
                 registry[key] = value
-        if foreign_name is not None:
-            torch_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[foreign_name.serialized_type_name] = entry.cls
 
 
 _MISSING = object()
