@@ -62,6 +62,9 @@ def _is_functional(target: object) -> bool:
 def _with_own_graph(program: ExportedProgram) -> ExportedProgram:
     """A program whose graph and signature may be changed without a trace in ``program``; the tensors are shared."""
     module = copy.deepcopy(program.graph_module)
+    for mine, original in zip(module.graph.nodes, program.graph.nodes, strict=True):
+        mine.name = original.name  # the signature goes by name, and a copy renames what is a word of Python
+    module.recompile()
     return ExportedProgram(
         root=module,
         graph=module.graph,

@@ -1,7 +1,7 @@
 """Lower with the same result and far less repeated work.
 
-executorch 1.5.1 interprets the whole program anew in every pass, runs every XNNPACK pass on every delegate, decomposes a
-program three times, and copies the growing history of each node at each step. Four substitutions leave out what brings
+executorch 1.5.1 interprets the whole program anew in every pass, runs every XNNPACK pass on every delegate, decomposes
+a program three times, and copies the growing history of each node at each step. Four substitutions leave out what adds
 nothing new. Each holds for the length of a scope, and the program made is the same, byte for byte.
 """
 

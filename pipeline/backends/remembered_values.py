@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 from pipeline.backends.substitution import replaced
 
 Memory = dict[object, tuple[object, list[object]]]
-"""Operator and arguments -> its result, and the objects whose ids are in the key: no other object has these while they live."""
+"""Operator and arguments -> result, and the objects whose ids are in the key: no other has these while they live."""
 
 _LITERALS = (bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 

@@ -51,7 +51,7 @@ class _OnlyNeeded(stock.XNNPACKPassManager):  # type: ignore[misc]  # executorch
 
 
 def may_change(pass_type: type, graph: Graph) -> bool:
-    """Whether ``pass_type`` has anything to do in ``graph``, a delegate in the edge dialect. True for an unknown pass."""
+    """Whether ``pass_type`` has anything to do in ``graph``, a delegate in the edge dialect. True when unknown."""
     trigger = TRIGGERS.get(pass_type)
     return trigger is None or trigger(graph)
 
@@ -114,7 +114,7 @@ TRIGGERS: dict[type, Trigger] = {
     DimOrderOpsRevertPass: lambda graph: any(
         node.op == "call_function" and "dim_order" in node.target.__name__ for node in graph.nodes
     ),
-    stock.ConvertToUpsampleBilinear2d: _has(_aten.index.Tensor, _aten._unsafe_index.Tensor),
+    stock.ConvertToUpsampleBilinear2d: _has(_aten.upsample_bilinear2d.vec),
     stock.ConvertToLinearPass: _can_become_linear,
     stock.PropagateCustomMetaPass: _has_custom_meta,
     stock.ConvertToSDPAPass: _has(_aten._softmax.default),
