@@ -34,7 +34,7 @@ def mean_as_linear(program: ExportedProgram) -> ExportedProgram:
 def _is_last_axis_mean(node: Node) -> bool:
     value, dims = node.args[0].meta["val"], node.args[1]
     keepdim = len(node.args) > 2 and node.args[2]
-    last = list(dims) in ([-1], [value.dim() - 1])
+    last = dims is not None and list(dims) in ([-1], [value.dim() - 1])  # None: over all axes
     return bool(
         last and keepdim and value.dtype == torch.float32 and isinstance(value.shape[-1], int) and not node.kwargs
     )

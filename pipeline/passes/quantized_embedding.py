@@ -39,8 +39,8 @@ def _replace(program: ExportedProgram, node: Node, table: Node) -> None:
     bits = _BITS_OF_RANGE.get((low, high))
     if bits is None or _value(program, zero_points).any():
         raise UserError(
-            f"quantize.embedding: {weight.name} is quantized to {low}…{high} with zero points; only symmetric 8-bit "
-            "and 4-bit tables have an operator."
+            f"quantize.embedding: {weight.name} is quantized to {low}…{high}, or has zero points other than 0; only "
+            "symmetric 8-bit and 4-bit tables have an operator."
         )
     operator = torch.ops.quantized_decomposed.embedding_byte.default
     if bits == 4:
