@@ -7,16 +7,17 @@ data. Most passes change little, so nearly all of these calls repeat those of th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.pass_base import NodeMetadata, ProxyValue, _ExportPassBase
+from torch._export.pass_base import _ExportPassBaseDeprecatedDoNotUse as _TorchPassBase
 from torch._subclasses import FakeTensorMode
 
-from pipeline.backends.substitution import replaced
+from pipeline.substitution import replaced
 
 Memory = dict[object, tuple[object, list[object]]]
 """Operator and arguments -> result, and the objects whose ids are in the key: no other has these while they live."""
@@ -38,25 +39,33 @@ def remembered_values() -> Iterator[None]:
     changed is computed anew.
     """
     memory: Memory = {}
-    original = _ExportPassBase._fx
+    with (
+        replaced(_ExportPassBase, "_fx", _with_memory(_ExportPassBase._fx, memory, _Remembering)),
+        replaced(_TorchPassBase, "_fx", _with_memory(_TorchPassBase._fx, memory, _Recording)),
+    ):
+        yield
 
+
+def _with_memory(original: Callable[..., ProxyValue], memory: Memory, wrapper: type[_Recording]) -> object:
     @functools.wraps(original)
     def with_memory(
         self: _ExportPassBase, kind: str, target: object, args: object, kwargs: object, meta: NodeMetadata
     ) -> ProxyValue:
         inner = self.interpreter
-        self.interpreter = _Remembering(inner, memory, self.tracer.fake_tensor_mode)
+        self.interpreter = wrapper(inner, memory, self.tracer.fake_tensor_mode)
         try:
             return original(self, kind, target, args, kwargs, meta)
         finally:
             self.interpreter = inner
 
-    with replaced(_ExportPassBase, "_fx", with_memory):
-        yield
+    return with_memory
 
 
-class _Remembering:
-    """Stands in for a pass's interpreter while it computes one node."""
+class _Recording:
+    """Stands in for a pass's interpreter while it computes one node, and remembers the result.
+
+    It serves torch's own passes: these ask which symbols a call has just made, so each call must be a real one.
+    """
 
     def __init__(self, inner: _Interpreter, memory: Memory, mode: FakeTensorMode) -> None:
         self.output = inner.output
@@ -68,9 +77,19 @@ class _Remembering:
             return self._inner.call_function(target, args, kwargs)
         known: list[object] = []
         key = (operator, _key(self._mode, known), _key(args, known), _key(kwargs, known))
-        if key not in self._memory:
+        if not self._may_recall(key):
             self._memory[key] = (self._inner.call_function(target, args, kwargs), known)
         return self._memory[key][0]
+
+    def _may_recall(self, key: object) -> bool:
+        return False
+
+
+class _Remembering(_Recording):
+    """The same, and what is remembered is not computed again."""
+
+    def _may_recall(self, key: object) -> bool:
+        return key in self._memory
 
 
 def functional_operator(target: object) -> object | None:
