@@ -19,13 +19,14 @@ def signature_of(program: ExportedProgram, outputs: Sequence[str], cache: Cache)
     Args:
         program: as ``lift_cache`` returns it.
         outputs: names of its outputs before those of the cache.
-        cache: its tensors are the last outputs where the placement is ``io``.
+        cache: with placement ``io`` its tensors are the last inputs and the last outputs, named by their paths.
     """
     values = {node.name: node.meta["val"] for node in program.graph_module.graph.nodes if "val" in node.meta}
     user_in = [s.arg.name for s in program.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     user_out = [s.arg.name for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
-    names_in = _input_names(program)
-    names_out = [*outputs, *(t.path for t in cache.tensors if cache.placement == "io")]
+    tensors = [t.path for t in cache.tensors if cache.placement == "io"]
+    names_in = [*_input_names(program)[: len(user_in) - len(tensors)], *tensors]
+    names_out = [*outputs, *tensors]
     return Signature(
         inputs=[_spec(name, values[x], program) for name, x in zip(names_in, user_in, strict=True)],
         outputs=[_spec(name, values[x], program) for name, x in zip(names_out, user_out, strict=True)],

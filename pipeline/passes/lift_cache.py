@@ -51,7 +51,8 @@ def lift_cache(
         placement: ``buffer``: state of the program, zero at load. ``io``: inputs, and outputs after the others.
         outputs: names in the out spec of the user outputs to keep, such as ``logits``. The rest, the cache itself among
             them, is dropped.
-        input_names: placeholder -> name of that input in the program; a leaf that stays an input is named by its path.
+        input_names: placeholder -> name of that input in the program; any other input, such as a leaf that stays one,
+            keeps the name of its placeholder (a name is an argument of ``program.module()``, so it has no dots).
 
     Raises:
         UserError: the program does not write one of the leaves, or writes an input that is not one of them.
@@ -69,10 +70,10 @@ def lift_cache(
         specs_out = kept + [
             OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(writes[x.placeholder]), None) for x in leaves
         ]
-    names = {x.placeholder: x.path for x in leaves} | dict(input_names)
     _rewrite_graph(program, specs_in, specs_out)
-    user_inputs = {s.arg.name: names.get(s.arg.name, s.arg.name) for s in specs_in if s.kind == InputKind.USER_INPUT}
-    return _rebuilt(program, specs_in, specs_out, leaves if placement == "buffer" else (), user_inputs)
+    user_inputs = [s.arg.name for s in specs_in if s.kind == InputKind.USER_INPUT]
+    named = {placeholder: input_names.get(placeholder, placeholder) for placeholder in user_inputs}
+    return _rebuilt(program, specs_in, specs_out, leaves if placement == "buffer" else (), named)
 
 
 def _writes(program: ExportedProgram, leaves: Sequence[CacheLeaf]) -> dict[str, str]:
@@ -138,7 +139,7 @@ def _rebuilt(
     specs_in: Sequence[InputSpec],
     specs_out: Sequence[OutputSpec],
     buffers: Sequence[CacheLeaf],
-    user_inputs: dict[str, str],
+    inputs: dict[str, str],
 ) -> ExportedProgram:
     """The program anew from its parts, so that torch verifies the rewritten signature."""
     nodes = {n.name: n for n in program.graph_module.graph.nodes if n.op == "placeholder"}
@@ -147,7 +148,7 @@ def _rebuilt(
         value = nodes[leaf.placeholder].meta["val"]
         state[leaf.path] = torch.zeros([int(d) for d in value.shape], dtype=value.dtype)
     examples = _examples(program)
-    kwargs = {path: examples[name] for name, path in user_inputs.items()}
+    kwargs = {name: examples[placeholder] for placeholder, name in inputs.items()}
     call = program.module_call_graph[0]
     outputs = [s.arg.name for s in specs_out if s.kind == OutputKind.USER_OUTPUT]
     signature = replace(
@@ -156,7 +157,7 @@ def _rebuilt(
         outputs=[],
         in_spec=pytree.tree_flatten(((), kwargs))[1],
         out_spec=pytree.tree_flatten(outputs[0] if len(outputs) == 1 else tuple(outputs))[1],
-        forward_arg_names=list(user_inputs),
+        forward_arg_names=list(kwargs),
     )
     return ExportedProgram(
         root=program.graph_module,
