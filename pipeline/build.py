@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
 from pipeline.package import publish, staging, write_content, write_manifest
-from pipeline.prompts import text_ids
+from pipeline.prompts import prompts_of, text_ids
 from pipeline.quantize import quantize
 from pipeline.record import Recorded, record_goldens
 from pipeline.register import register
@@ -46,27 +46,41 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
         CheckFailedError: the package ran, and breaks a limit of its configuration. What was there before stays.
     """
     target = settings.package.directory / settings.name
-    with staging(target) as directory:
+    export_target = target.with_name(f"{target.name}.export")
+    with ExitStack() as stack:
+        directory = stack.enter_context(staging(target))
+        keeps_export = "export" in options.keep
+        export_directory = stack.enter_context(staging(export_target, kept.FACTS)) if keeps_export else None
         line = _Line(settings, directory, stages, cache)
+        tokenizer = line.tokenizer  # what is missing or does not fit is found before the long stages
+        if options.check:
+            prompts_of(settings.check, tokenizer, settings.cache.max_length)
+        if export_directory is not None:
+            kept.write_exported(line.exported, export_directory)  # before lowering, which rewrites the programs
         emitted = line.emitted
         check_budget(emitted.facts.methods, settings.lower)
         recorded = line.recorded if options.check else None
         with stages.stage("package"):
-            write_content(directory, emitted, line.tokenizer, recorded.goldens if recorded else None)
-            manifest = write_manifest(directory, _manifest(settings, line.loaded, line.tokenizer, emitted))
+            write_content(directory, emitted, tokenizer, recorded.goldens if recorded else None)
+            manifest = write_manifest(directory, _manifest(settings, line.loaded, tokenizer, emitted))
         if recorded is not None:
-            with stages.stage("check") as progress:
-                report = verify(directory, settings.check, recorded, progress)
-            manifest = manifest.model_copy(
-                update={"check": CheckSummary(passed=report.passed, report="report/check.json")}
-            )
-            if not report.passed:
-                raise CheckFailedError(_failure(target, [found.message for found in report.violations]))
+            manifest = _checked(manifest, directory, target, settings, recorded, stages)
         manifest = write_manifest(directory, manifest.model_copy(update={"timings": dict(stages.figures)}))
-        if "export" in options.keep:
-            _keep_export(line.exported, target)
+        if export_directory is not None:
+            publish(export_directory, export_target)
         publish(directory, target)
     return Package(target, manifest)
+
+
+def _checked(
+    manifest: Manifest, directory: Path, target: Path, settings: BuildSettings, recorded: Recorded, stages: Stages
+) -> Manifest:
+    """The manifest with the verdict of the check, which passed."""
+    with stages.stage("check") as progress:
+        report = verify(directory, settings.check, recorded, progress)
+    if not report.passed:
+        raise CheckFailedError(_failure(target, [found.message for found in report.violations]))
+    return manifest.model_copy(update={"check": CheckSummary(passed=True, report="report/check.json")})
 
 
 class _Line:
@@ -104,12 +118,11 @@ class _Line:
 
     @cached_property
     def emitted(self) -> Emitted:
-        tokenizer = self.tokenizer  # a missing one is found before the long stages
-        found = self._cache.find("emit", self._emit_key(tokenizer))
+        found = self._cache.find("emit", self._emit_key(self.tokenizer))
         if found is not None:
             with self._stages.stage("emit", cached=True):
                 return kept.read_emitted(found)
-        return self._emit(tokenizer)
+        return self._emit(self.tokenizer)
 
     @cached_property
     def recorded(self) -> Recorded:
@@ -201,10 +214,3 @@ def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenize
 def _failure(target: Path, messages: list[str]) -> str:
     listed = "\n".join(f"  {message}" for message in messages)
     return f"check: {target} is not written, because its program breaks the limits of its configuration:\n{listed}"
-
-
-def _keep_export(exported: Exported, target: Path) -> None:
-    folder = target.with_name(f"{target.name}.export")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    kept.write_exported(exported, folder)

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from runners.quiet_libraries import quiet_libraries
 from runners.cli import app, run_app
 from runners.errors import UserError
+from runners.quiet_libraries import quiet_libraries
 
 _KEEP = ("export",)
 

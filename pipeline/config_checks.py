@@ -129,6 +129,9 @@ def _export(settings: BuildSettings) -> Iterator[Problem]:
 def _check(check: CheckSettings) -> Iterator[Problem]:
     if check.perplexity is None and check.long_prompt is not None:
         yield Problem(("check", "long_prompt"), "is taken from check.perplexity.text, which is not given")
+    if check.perplexity is None and not check.prompts and check.to_the_end:
+        text = "repeats check.perplexity.text or check.prompts, and neither is given; give one, or set it to false"
+        yield Problem(("check", "to_the_end"), text)
     for name in ("quantized", "unquantized"):
         limits = getattr(check, name)
         if limits.max_perplexity_ratio is not None and check.perplexity is None:
@@ -145,7 +148,7 @@ def _check(check: CheckSettings) -> Iterator[Problem]:
 
 def _lengths(check: CheckSettings, max_length: int) -> Iterator[Problem]:
     room = f"cache.max_length is {max_length}"
-    if check.prompts and check.steps >= max_length:
+    if (check.prompts or check.to_the_end) and check.steps >= max_length:
         yield Problem(("check", "steps"), f"{check.steps} steps and a prompt do not fit: {room}; give fewer steps")
     if check.long_prompt is not None and check.long_prompt + check.steps > max_length:
         text = (

@@ -9,12 +9,12 @@ from pipeline.goldens import Prompt
 from pipeline.load import load
 from pipeline.prompts import chat_ids
 from pipeline.quantize import quantize
-from runners.quiet_libraries import quiet_libraries
 from pipeline.record import record_along
 from runners.check import FullLogits
 from runners.errors import UserError
 from runners.goldens import Goldens
 from runners.package import Package
+from runners.quiet_libraries import quiet_libraries
 
 
 def references(package: Package, prompts: Sequence[str], steps: int) -> tuple[Goldens, FullLogits]:
@@ -28,8 +28,8 @@ def references(package: Package, prompts: Sequence[str], steps: int) -> tuple[Go
         loaded = load(settings.model)
         if loaded.identity.digest != package.manifest.model.digest:
             raise UserError(
-                f"check --eager: {settings.model.source} has the digest {loaded.identity.digest}, the package was built "
-                f"from {package.manifest.model.digest}; give back the source that it was built from, or build it again."
+                f"check --eager: {settings.model.source} has the digest {loaded.identity.digest}, the package was "
+                f"built from {package.manifest.model.digest}; give back the source that it was built from, or build it again."
             )
         if loaded.tokenizer is None:
             raise UserError(f"check --eager: {settings.model.source} has no tokenizer any more.")

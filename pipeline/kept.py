@@ -14,7 +14,7 @@ from runners import goldens
 from runners.check import FullLogits
 from runners.manifest import GOLDENS_NAME, PROGRAM_NAME
 
-_FACTS = "facts.json"
+FACTS = "facts.json"  # the last file of an entry or a kept result that has one
 _LOGITS = "logits.safetensors"
 
 
@@ -22,24 +22,24 @@ def write_exported(exported: Exported, folder: Path) -> None:
     """Write ``<method>.pt2`` files, for ``torch.export.load``, and the facts beside them."""
     for name, program in exported.programs.items():
         torch.export.save(program, folder / f"{name}.pt2")
-    (folder / _FACTS).write_text(exported.facts.model_dump_json())
+    (folder / FACTS).write_text(exported.facts.model_dump_json())
 
 
 def read_exported(folder: Path) -> Exported:
     """Read what :func:`write_exported` wrote."""
-    facts = ProgramFacts.model_validate_json((folder / _FACTS).read_bytes())
+    facts = ProgramFacts.model_validate_json((folder / FACTS).read_bytes())
     return Exported({name: torch.export.load(folder / f"{name}.pt2") for name in facts.signatures}, facts)
 
 
 def write_emitted(emitted: Emitted, folder: Path) -> None:
     """Write the program and its facts."""
     shutil.copyfile(emitted.program, folder / PROGRAM_NAME)
-    (folder / _FACTS).write_text(emitted.facts.model_dump_json())
+    (folder / FACTS).write_text(emitted.facts.model_dump_json())
 
 
 def read_emitted(folder: Path) -> Emitted:
     """Read what :func:`write_emitted` wrote; the program stays where it lies."""
-    return Emitted(folder / PROGRAM_NAME, EmittedFacts.model_validate_json((folder / _FACTS).read_bytes()))
+    return Emitted(folder / PROGRAM_NAME, EmittedFacts.model_validate_json((folder / FACTS).read_bytes()))
 
 
 def write_recorded(recorded: Recorded, folder: Path) -> None:

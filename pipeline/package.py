@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -30,17 +31,21 @@ from runners.package import sha256_of
 
 
 @contextmanager
-def staging(target: Path) -> Iterator[Path]:
+def staging(target: Path, marker: str = MANIFEST_NAME) -> Iterator[Path]:
     """Give a directory beside ``target`` that disappears when the block ends, unless :func:`publish` moved it.
 
     What a killed build left behind is cleared first; a package that it had set aside is put back.
 
+    Args:
+        target: the directory that :func:`publish` will write or replace.
+        marker: a file that it has if an earlier build wrote it.
+
     Raises:
-        UserError: ``target`` exists and is no package, or its folder cannot be written.
+        UserError: ``target`` exists and no build wrote it, or its folder cannot be written.
     """
-    if target.exists() and not (target / MANIFEST_NAME).is_file():
+    if target.exists() and not (target / marker).is_file():
         raise UserError(
-            f"package: {target} exists and is no package (it has no {MANIFEST_NAME}); move it away, or set "
+            f"package: {target} exists and is not of a build (it has no {marker}); move it away, or set "
             "package.directory or name."
         )
     try:
@@ -49,8 +54,8 @@ def staging(target: Path) -> Iterator[Path]:
         directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-{os.getpid()}-", dir=target.parent))
     except OSError as error:
         raise UserError(f"package.directory: cannot write to {target.parent} ({error.strerror}).") from error
-    directory.chmod(0o755)
     try:
+        directory.chmod(0o755)
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -65,6 +70,7 @@ def write_content(directory: Path, emitted: Emitted, tokenizer: LoadedTokenizer,
         (directory / CHAT_TEMPLATE_NAME).write_text(tokenizer.chat_template, encoding="utf-8")
     if goldens is not None:
         save_goldens(goldens, directory / GOLDENS_NAME)
+        (directory / GOLDENS_NAME).chmod(0o644)  # safetensors writes for the owner's eyes only
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
@@ -86,20 +92,20 @@ def publish(directory: Path, target: Path) -> None:
         target.rename(aside)
     try:
         directory.rename(target)
-    except OSError:
-        if aside.exists():
+    except BaseException:  # a signal too: it can come between the two
+        if aside.exists() and not target.exists():
             aside.rename(target)
         raise
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _recover(target: Path) -> None:
-    for aside in target.parent.glob(f".{target.name}.old-*"):
-        if target.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+    """Put back what a dead build had set aside, and clear what it had begun. A build that still runs is left alone."""
+    for left in target.parent.glob(f".{target.name}.*"):
+        found = re.fullmatch(r"\.(?P<kind>new|old)-(?P<pid>\d+)(-\w+)?", left.name.removeprefix(f".{target.name}"))
+        if found is None or psutil.pid_exists(int(found["pid"])):
+            continue
+        if found["kind"] == "old" and not target.exists():
+            left.rename(target)
         else:
-            aside.rename(target)
-    for left in target.parent.glob(f".{target.name}.new-*"):
-        owner = left.name.removeprefix(f".{target.name}.new-").partition("-")[0]
-        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
             shutil.rmtree(left, ignore_errors=True)

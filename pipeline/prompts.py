@@ -19,7 +19,7 @@ def prompts_of(settings: CheckSettings, tokenizer: LoadedTokenizer, max_length: 
     """Return every prompt of the check: those of the configuration, a long one, and one that fills the cache.
 
     Raises:
-        UserError: a prompt does not fit the cache with the steps that follow it.
+        UserError: a prompt has no tokens, or does not fit the cache with the steps that follow it.
     """
     prompts = [Prompt(str(i), text, _ids(text, tokenizer, settings.chat)) for i, text in enumerate(settings.prompts)]
     filler = text_ids(settings, tokenizer)
@@ -30,6 +30,8 @@ def prompts_of(settings: CheckSettings, tokenizer: LoadedTokenizer, max_length: 
     if settings.to_the_end and filler is not None:
         prompts.append(_filler("to_the_end", filler, prompt_length_to_the_end(max_length, settings.steps)))
     for prompt in prompts:
+        if not len(prompt.ids):
+            raise UserError(f"check.prompts: the tokenizer makes no token of {prompt.text!r}; give another prompt.")
         if len(prompt.ids) + settings.steps - 1 > max_length:
             raise UserError(
                 f"check: prompt {prompt.name} has {len(prompt.ids)} tokens; with {settings.steps} steps it does not "

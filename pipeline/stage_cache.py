@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 from pydantic import JsonValue
+from safetensors import SafetensorError
 
 LIBRARIES = ("torch", "executorch", "torchao", "transformers", "gguf", "safetensors", "tokenizers")
 LIMIT_BYTES = 8 << 30  # of all entries; the least recently used ones go first
 _DONE = "complete"  # a file that an entry has once it is whole
+_UNFINISHED = ".new-"  # then the id of the process that writes the entry
+_WRITING_FAILED = (OSError, RuntimeError, SafetensorError)  # torch and safetensors wrap the system's own error
 
 
 @dataclass(frozen=True)
@@ -43,32 +47,37 @@ class StageCache:
         """Let ``write`` fill a new entry, which appears whole or not at all. A full disk costs it, not the build."""
         if self.root is None:
             return
-        self.root.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
         try:
-            write(temporary)
-            (temporary / _DONE).touch()
-            target = self.root / f"{stage}-{key}"
-            shutil.rmtree(target, ignore_errors=True)
-            temporary.rename(target)
-        except OSError:
-            pass
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        self._prune()
+            self.root.mkdir(parents=True, exist_ok=True)
+            prefix = f"{_UNFINISHED}{os.getpid()}-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=self.root, ignore_cleanup_errors=True) as folder:
+                temporary = Path(folder) / "entry"
+                temporary.mkdir()
+                write(temporary)
+                (temporary / _DONE).touch()
+                target = self.root / f"{stage}-{key}"
+                shutil.rmtree(target, ignore_errors=True)
+                temporary.rename(target)
+            self._prune(keep=target)
+        except _WRITING_FAILED:
+            return
 
-    def _prune(self) -> None:
+    def _prune(self, keep: Path) -> None:
+        """Drop what a killed build left, and the entries that were not used for longest; never ``keep``."""
         assert self.root is not None
-        entries = sorted(self.root.iterdir(), key=lambda e: e.stat().st_mtime, reverse=True)
         total = 0
-        for entry in entries:
-            total += sum(f.stat().st_size for f in entry.rglob("*") if f.is_file())
-            if total > LIMIT_BYTES:
+        for entry in sorted(self.root.iterdir(), key=lambda e: (e == keep, e.stat().st_mtime), reverse=True):
+            if entry.name.startswith(_UNFINISHED):
+                drop = not psutil.pid_exists(int(entry.name.removeprefix(_UNFINISHED).partition("-")[0]))
+            else:
+                total += sum(f.stat().st_size for f in entry.rglob("*") if f.is_file())
+                drop = total > LIMIT_BYTES and entry != keep
+            if drop:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
 def key_of(*parts: JsonValue) -> str:
-    """Return the digest of JSON values, the libraries' versions and this package's code."""
+    """Return the digest of JSON values, the libraries' versions and this project's code."""
     everything = [list(parts), library_versions(), _code_digest()]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -80,8 +89,8 @@ def library_versions() -> dict[str, str]:
 
 def _code_digest() -> str:
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
-    for file in sorted(folder.rglob("*.py")):
+    folder = Path(__file__).parents[1]
+    for file in sorted(file for part in ("pipeline", "runners") for file in (folder / part).rglob("*.py")):
         digest.update(file.relative_to(folder).as_posix().encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
