@@ -29,7 +29,8 @@ def references(package: Package, prompts: Sequence[str], steps: int) -> tuple[Go
         if loaded.identity.digest != package.manifest.model.digest:
             raise UserError(
                 f"check --eager: {settings.model.source} has the digest {loaded.identity.digest}, the package was "
-                f"built from {package.manifest.model.digest}; give back the source that it was built from, or build it again."
+                f"built from {package.manifest.model.digest}; give back the source that it was built from, or build "
+                "it again."
             )
         if loaded.tokenizer is None:
             raise UserError(f"check --eager: {settings.model.source} has no tokenizer any more.")
