@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from pydantic import JsonValue
 
 from pipeline import __version__, kept
@@ -18,7 +19,7 @@ from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
 from pipeline.package import publish, staging, write_content, write_manifest
-from pipeline.prompts import prompts_of, text_ids
+from pipeline.prompts import ids_of_file, prompts_of, text_ids
 from pipeline.quantize import quantize
 from pipeline.record import Recorded, record_goldens
 from pipeline.register import register
@@ -105,8 +106,16 @@ class _Line:
 
     @cached_property
     def quantized(self) -> Quantized:
+        loaded, calibration = self.loaded, self.calibration
         with self._stages.stage("quantize"):
-            return quantize(self.loaded, self.settings.quantize)
+            return quantize(loaded, self.settings.quantize, calibration)
+
+    @cached_property
+    def calibration(self) -> torch.Tensor | None:
+        text = self.settings.quantize.calibration
+        if text is None:
+            return None
+        return ids_of_file(text.text, text.tokens, "quantize.calibration", self.tokenizer)[: text.tokens]
 
     @cached_property
     def exported(self) -> Exported:
@@ -162,7 +171,9 @@ class _Line:
     @property
     def _weights(self) -> list[JsonValue]:
         model = self.settings.model
-        return [self.loaded.identity.digest, model.num_layers, model.random_weights_seed, self._dump("quantize")]
+        calibration = self.calibration.tolist() if self.calibration is not None else None
+        source = [self.loaded.identity.digest, model.num_layers, model.random_weights_seed]
+        return [*source, self._dump("quantize"), calibration]
 
     @property
     def _export_key(self) -> str:

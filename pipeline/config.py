@@ -66,6 +66,15 @@ class CacheSettings(Section):
     """buffer: inside the program (what stock apps expect); io: inputs and outputs of the program."""
 
 
+class CalibrationSettings(Section):
+    """A text that is run through the model before it is quantized."""
+
+    text: Path
+    """UTF-8 text file, relative to the file it is written in."""
+    tokens: PositiveInt = 1024
+    """Tokens of the text that are used."""
+
+
 class QuantizeSettings(Section):
     """What each kind of weight becomes. Names are rows of ``quantization/schemes.py``."""
 
@@ -73,8 +82,11 @@ class QuantizeSettings(Section):
     """Scheme of the linear layers."""
     group_size: PositiveInt | None = None
     """Input features a scale, for grouped schemes. Default: the scheme's."""
-    scales: Literal["minmax", "hqq"] | None = None
-    """How the scales of grouped 4-bit weights are found. hqq searches, and loses less. Default: the scheme's (hqq)."""
+    scales: Literal["minmax", "hqq", "imatrix"] | None = None
+    """How the scales of grouped 4-bit weights are found: minmax covers the range, hqq is a half-quadratic
+    search, imatrix a search that weighs errors by what the layer's inputs are. Default: the scheme's (imatrix)."""
+    calibration: CalibrationSettings | None = None
+    """A text that imatrix runs through the model. Default: none; random tokens serve."""
     lm_head: Literal[tuple(LINEAR_SCHEMES)] | None = None  # type: ignore[valid-type]
     """Scheme of the output layer. Default: as linear."""
     embedding: Literal[tuple(EMBEDDING_SCHEMES)] = "none"  # type: ignore[valid-type]

@@ -70,6 +70,10 @@ def _quantize(quantize: QuantizeSettings) -> Iterator[Problem]:
     if quantize.scales is not None and not any(map(_grouped_4_bit, schemes)):
         text = f"is about grouped 4-bit weights, but {given}; remove it (null), or choose {_names(_grouped_4_bit)}"
         yield Problem(("quantize", "scales"), text)
+    finding = quantize.scales or next((s.scales for s in schemes if _grouped_4_bit(s)), None)
+    if quantize.calibration is not None and finding != "imatrix":
+        text = f"is read by scales: imatrix only, and here scales are {finding or 'of no use'}; remove it (null)"
+        yield Problem(("quantize", "calibration"), text)
     for scheme in schemes:
         multiple = scheme.group_multiple
         if multiple is not None and quantize.group_size is not None and quantize.group_size % multiple:

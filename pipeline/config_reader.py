@@ -17,7 +17,7 @@ from runners.errors import UserError
 
 EXTENDS = "extends"
 SOURCE: Keys = ("model", "source")
-TEXT: Keys = ("check", "perplexity", "text")
+TEXTS: tuple[Keys, ...] = (("check", "perplexity", "text"), ("quantize", "calibration", "text"))
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> BuildSettings:
@@ -114,10 +114,11 @@ def _resolve_paths(document: Document) -> None:
     source = _get(document.value, SOURCE)
     if isinstance(source, str) and is_local(source):
         _section(document.value, SOURCE)["source"] = local_path(source, document.origin(SOURCE).folder)
-    text = _get(document.value, TEXT)
-    if isinstance(text, str):
-        path = document.origin(TEXT).folder / Path(text).expanduser()
-        _section(document.value, TEXT)["text"] = os.path.normpath(path)
+    for keys in TEXTS:
+        text = _get(document.value, keys)
+        if isinstance(text, str):
+            path = document.origin(keys).folder / Path(text).expanduser()
+            _section(document.value, keys)["text"] = os.path.normpath(path)
 
 
 def local_path(source: str, folder: Path) -> str:

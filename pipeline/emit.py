@@ -9,6 +9,7 @@ from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
 
 from pipeline.artifacts import Emitted, EmittedFacts, Lowered, Signature
+from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.config import LowerSettings
 from runners.errors import UserError
 from runners.manifest import Delegation, Method, OperatorCount
@@ -24,13 +25,13 @@ from runners.pte import (
 def emit(lowered: Lowered, constant_methods: dict[str, int | bool | list[int]], target: Path) -> Emitted:
     """Write the program to ``target`` and describe it from the file itself."""
     facts, methods = lowered.facts, list(lowered.delegated_operators)
-    program = lowered.programs.to_executorch(
-        ExecutorchBackendConfig(
-            run_reinplace_pass=True,  # write the cache where it lies
-            sym_shape_eval_pass=ConstraintBasedSymShapeEvalPass(),  # plan for the largest bounded length
-            memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False, share_mutable_buffers=len(methods) > 1),
-        )
+    settings = ExecutorchBackendConfig(
+        run_reinplace_pass=True,  # write the cache where it lies
+        sym_shape_eval_pass=ConstraintBasedSymShapeEvalPass(),  # plan for the largest bounded length
+        memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False, share_mutable_buffers=len(methods) > 1),
     )
+    with quick_lowering():
+        program = lowered.programs.to_executorch(settings)
     with target.open("wb") as file:
         program.write_to_file(file)
     description = read_program(target)

@@ -16,6 +16,7 @@ from pipeline.artifacts import Loaded
 from pipeline.config import ModelSettings
 from pipeline.quiet import quiet_transformers
 from pipeline.sources import Fetched, fetch
+from pipeline.sources.parsed_once import parsed_once
 from pipeline.tokenizer import load_tokenizer
 from runners.errors import UserError
 from runners.manifest import ModelIdentity
@@ -52,6 +53,11 @@ def load(settings: ModelSettings) -> Loaded:
         UserError: the source cannot be fetched or is refused; its architecture is not supported; it has fewer layers
             than asked for; or the checkpoint lacks a weight of the model.
     """
+    with parsed_once():
+        return _load(settings)
+
+
+def _load(settings: ModelSettings) -> Loaded:
     fetched = fetch(
         settings.source,
         revision=settings.revision,

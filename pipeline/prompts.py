@@ -41,20 +41,30 @@ def prompts_of(settings: CheckSettings, tokenizer: LoadedTokenizer, max_length: 
 
 
 def text_ids(settings: CheckSettings, tokenizer: LoadedTokenizer) -> torch.Tensor | None:
-    """Return the ids of the perplexity text, int64 ``[n]``; None without one.
+    """Return the ids of the perplexity text, int64 ``[n]`` with n at least ``tokens``; None without one.
 
     Raises:
-        UserError: the file is missing or is no UTF-8 text, or holds fewer tokens than asked for.
+        UserError: see :func:`ids_of_file`.
     """
-    if settings.perplexity is None:
+    perplexity = settings.perplexity
+    if perplexity is None:
         return None
-    path = settings.perplexity.text
-    ids = _codec(tokenizer).encode(_read(path))
-    if len(ids) < settings.perplexity.tokens:
-        raise UserError(
-            f"check.perplexity.tokens: {path} holds {len(ids)} tokens, {settings.perplexity.tokens} are asked for; "
-            "take fewer."
-        )
+    return ids_of_file(perplexity.text, perplexity.tokens, "check.perplexity", tokenizer)
+
+
+def ids_of_file(path: Path, tokens: int, key: str, tokenizer: LoadedTokenizer) -> torch.Tensor:
+    """Return the ids of a text file, int64 ``[n]``.
+
+    Raises:
+        UserError: the file is missing or is no UTF-8 text, or holds fewer than ``tokens`` tokens.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{key}.text: cannot read {path} as UTF-8 text ({error}).") from error
+    ids = _codec(tokenizer).encode(text)
+    if len(ids) < tokens:
+        raise UserError(f"{key}.tokens: {path} holds {len(ids)} tokens, {tokens} are asked for; take fewer.")
     return torch.tensor(ids, dtype=torch.int64)
 
 
@@ -79,10 +89,3 @@ def _codec(tokenizer: LoadedTokenizer) -> TextCodec:
 def _filler(name: str, ids: torch.Tensor, length: int) -> Prompt:
     repeated = ids.repeat(-(-length // len(ids)))[:length]
     return Prompt(name, f"<the first {length} tokens of the text>", repeated)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"check.perplexity.text: cannot read {path} as UTF-8 text ({error}).") from error

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 
+import torch
+
 from pipeline.artifacts import Loaded, Quantized
 from pipeline.config import QuantizeSettings
 from pipeline.quantization.apply import quantize_weights
 
 
-def quantize(loaded: Loaded, settings: QuantizeSettings) -> Quantized:
+def quantize(loaded: Loaded, settings: QuantizeSettings, calibration: torch.Tensor | None = None) -> Quantized:
     """Return the model with its weights quantized; ``loaded.model`` stays as it is, and equal weights are shared.
+
+    Args:
+        loaded: gives the model.
+        settings: name the schemes.
+        calibration: ids of the calibration text, int64 ``[n]``.
 
     Raises:
         UserError: a scheme or a group size does not fit the model.
@@ -25,5 +32,6 @@ def quantize(loaded: Loaded, settings: QuantizeSettings) -> Quantized:
         lm_head=settings.lm_head or settings.linear,
         embedding=settings.embedding,
         embedding_group_size=settings.embedding_group_size,
+        calibration=calibration,
     )
     return Quantized(model, notes)

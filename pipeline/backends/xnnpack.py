@@ -8,6 +8,7 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
 from torch.export import ExportedProgram
 
+from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.passes.half_swap_as_linear import half_swap_as_linear
 from pipeline.passes.mean_as_linear import mean_as_linear
 from pipeline.passes.quantized_embedding import quantized_embedding
@@ -29,9 +30,10 @@ def lower(
         for rewrite in PASSES:
             program = rewrite(program)
         rewritten[name] = program
-    return to_edge_transform_and_lower(
-        rewritten,
-        partitioner=[XnnpackPartitioner()],
-        constant_methods=constant_methods,
-        compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
-    )
+    with quick_lowering():
+        return to_edge_transform_and_lower(
+            rewritten,
+            partitioner=[XnnpackPartitioner()],
+            constant_methods=constant_methods,
+            compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
+        )

@@ -10,11 +10,13 @@ from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeig
 from torchao.quantization.granularity import Granularity, PerAxis, PerGroup
 from transformers import PreTrainedModel
 
+from pipeline.quantization.scales import input_importance, random_ids, rescaled, searched_scales
 from pipeline.quantization.schemes import EMBEDDING_SCHEMES, LINEAR_SCHEMES, EmbeddingScheme, LinearScheme
 from runners.errors import UserError
 
 _DTYPES = {4: torch.int4, 8: torch.int8}
-_ALGORITHMS = {"minmax": "affine", "hqq": "hqq_scale_only"}
+_ALGORITHMS = {"minmax": "affine", "hqq": "hqq_scale_only", "imatrix": "affine"}  # imatrix: its scales are replaced
+_WINDOW = 512  # tokens of a calibration text that see each other
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ def quantize_weights(
     lm_head: str,
     embedding: str,
     embedding_group_size: int | None,
+    calibration: torch.Tensor | None = None,
 ) -> dict[str, str]:
     """Quantize the model's weights in place.
 
@@ -44,11 +47,12 @@ def quantize_weights(
         model: float32, not quantized yet.
         linear: row of ``LINEAR_SCHEMES`` for every linear layer but the output embedding.
         group_size: input features that share a scale; None: the row's own.
-        scales: ``minmax`` or ``hqq`` (half-quadratic search for the scale) for grouped 4-bit weights; None: the row's
-            own.
+        scales: of grouped 4-bit weights: ``minmax``, ``hqq`` (half-quadratic search) or ``imatrix`` (search that weighs
+            errors by the layer's inputs); None: the row's own.
         lm_head: row of ``LINEAR_SCHEMES`` for the output embedding.
         embedding: row of ``EMBEDDING_SCHEMES`` for the input embedding.
         embedding_group_size: features of a row that share a scale; None: the whole row.
+        calibration: token ids that ``imatrix`` runs through the model, int64 ``[n]``; None: random ones.
 
     Returns:
         For the manifest: kind of weights -> what was done, the shared embedding among them.
@@ -64,14 +68,40 @@ def quantize_weights(
         model.config.tie_word_embeddings = False
     if tied:
         done["tied"] = _tied_note(lm_head, embedding)
-    for target in _targets(model, linear, group_size, lm_head, embedding, embedding_group_size):
+    targets = _targets(model, linear, group_size, lm_head, embedding, embedding_group_size)
+    for target in targets:
         _check(target)
+    importance = _importance(model, targets, scales, calibration)  # of the float model: before anything is quantized
+    for target in targets:
         chosen = _scales(target.scheme, scales)
-        config = _config(target, _ALGORITHMS[chosen])
-        names = set(target.modules)
-        quantize_(model, config, lambda _, name, names=names: name in names)
+        _quantize(model, target, chosen, importance)
         done[target.key] = _note(target, chosen)
     return done
+
+
+def _importance(
+    model: PreTrainedModel, targets: list[_Target], given: str | None, calibration: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    searched = [t for t in targets if _scales(t.scheme, given) == "imatrix"]
+    layers = {name: module for target in searched for name, module in target.modules.items()}
+    if not layers:
+        return {}
+    ids = calibration if calibration is not None else random_ids(model.get_input_embeddings().num_embeddings)
+    return input_importance(model, layers, ids, _WINDOW)
+
+
+def _quantize(model: PreTrainedModel, target: _Target, scales: str, importance: dict[str, torch.Tensor]) -> None:
+    originals = {name: module.weight.detach() for name, module in target.modules.items()}
+    config = _config(target, _ALGORITHMS[scales])
+    quantize_(model, config, lambda _, name: name in originals)
+    if not (isinstance(target.scheme, LinearScheme) and target.scheme.grouped and target.group_size):
+        return
+    for name, module in target.modules.items():
+        weight = originals[name]
+        found = module.weight.scale
+        if scales == "imatrix":
+            found = searched_scales(weight, target.group_size, importance[name])
+        module.weight = nn.Parameter(rescaled(module.weight, weight, found), requires_grad=False)
 
 
 def _targets(

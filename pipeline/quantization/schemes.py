@@ -14,7 +14,7 @@ class LinearScheme:
     activation: Literal["float32", "int8_dynamic"]  # int8_dynamic: a scale and zero point a token
     group_size: int | None  # default input features a scale; None: one scale an output channel
     group_multiple: int | None  # group sizes that the backend takes are multiples of this; None: it takes no groups
-    scales: Literal["minmax", "hqq"]  # default way to find the scales
+    scales: Literal["minmax", "hqq", "imatrix"]  # default way to find the scales
     backends: tuple[str, ...]  # those whose partitioner takes the layer; any other would unpack the weight at each step
 
     @property
@@ -32,7 +32,7 @@ class EmbeddingScheme:
 
 LINEAR_SCHEMES: dict[str, LinearScheme | None] = {
     "none": None,
-    "8da4w": LinearScheme(4, "int8_dynamic", group_size=32, group_multiple=32, scales="hqq", backends=("xnnpack",)),
+    "8da4w": LinearScheme(4, "int8_dynamic", group_size=32, group_multiple=32, scales="imatrix", backends=("xnnpack",)),
     "8da8w": LinearScheme(
         8, "int8_dynamic", group_size=None, group_multiple=None, scales="minmax", backends=("xnnpack",)
     ),

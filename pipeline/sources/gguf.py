@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gguf import GGUFReader
+import gguf
 
 from pipeline.sources.fetched import Fetched, check_digest, file_digest
 from runners.errors import UserError
@@ -27,14 +27,14 @@ def fetch(path: Path, sha256: str | None) -> Fetched:
     return Fetched(path, "gguf", digest, None, str(licence.contents()) if licence else None, has_tokenizer)
 
 
-def read(path: Path) -> GGUFReader:
+def read(path: Path) -> gguf.GGUFReader:
     """Open a GGUF file; tensors stay on disk (memory-mapped).
 
     Raises:
         UserError: the header cannot be read, or a tensor reaches past the end of the file.
     """
     try:
-        reader = GGUFReader(path)
+        reader = gguf.GGUFReader(path)
     # damage shows as whatever numpy says of the bytes: short views, unknown types, absurd sizes
     except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
         size = path.stat().st_size
