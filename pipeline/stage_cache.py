@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def library_versions() -> dict[str, str]:
     return {name: version(name) for name in LIBRARIES}
 
 
+@cache  # of the code that runs: an edit under a running build does not change that
 def _code_digest() -> str:
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]

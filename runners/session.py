@@ -161,7 +161,7 @@ class Session:
         self._position.fill_(self.position)
         outputs = method.call((tokens, self._position, *self._cache), clone_outputs=False)
         # Copied, not kept: the program's outputs lie where its next call computes.
-        for kept, new in zip(self._cache, outputs[2:], strict=True):
+        for kept, new in zip(self._cache, outputs[1:], strict=True):
             kept.copy_(new)
         return outputs[0].reshape(-1, self.vocabulary_size)
 

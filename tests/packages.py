@@ -72,7 +72,7 @@ class Functional(Buffered):
         where = torch.arange(n) + position
         x = self.embedding(tokens)
         cache = torch.index_copy(cache, 1, where, x)
-        return _attend(x, where, cache, self.head)[:, -1:], position + n, cache
+        return _attend(x, where, cache, self.head)[:, -1:], cache
 
 
 def eager_logits(ids: list[int]) -> torch.Tensor:
@@ -196,7 +196,7 @@ def _method(placement: Placement, longest: int) -> Method:
     position = _spec("position", [1], "int64")
     return Method(
         inputs=[tokens, position, *cache],
-        outputs=[logits, *([position, *cache] if cache else [])],
+        outputs=[logits, *cache],
         planned_bytes=0,
         delegation=Delegation(delegates=1, delegated_operators=1, undelegated=[]),
     )

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 from pipeline.artifacts import Loaded, Quantized
 from pipeline.config import QuantizeSettings
 from pipeline.quantization.reference import reference_of
+from pipeline.quantization.scales import input_importance, searched_scales
 from pipeline.quantization.schemes import EMBEDDING_SCHEMES, LINEAR_SCHEMES
 from pipeline.quantize import quantize
 from runners.errors import UserError
@@ -41,6 +42,7 @@ CASES: dict[str, dict[str, object]] = {
     **{f"linear {name}": {"linear": name} for name, row in LINEAR_SCHEMES.items() if row},
     **{f"embedding {name}": {"embedding": name} for name, row in EMBEDDING_SCHEMES.items() if row},
     "minmax scales": {"linear": "8da4w", "scales": "minmax"},
+    "hqq scales": {"linear": "8da4w", "scales": "hqq"},
     "group 64": {"linear": "8da4w", "group_size": 64},
     "8-bit output layer": {"linear": "8da4w", "lm_head": "8da8w", "embedding": "8w"},
     "float output layer": {"linear": "8da4w", "lm_head": "none"},
@@ -110,13 +112,92 @@ def test_a_scheme_has_the_bits_of_its_name(model, bits: int, scheme: str) -> Non
     assert weight.scale.shape == (128, groups)
 
 
+# Scales of grouped 4-bit weights
+
+NAME = "model.layers.0.mlp.gate_proj"
+
+
+@pytest.mark.parametrize("scales", ["minmax", "hqq", "imatrix"])
+def test_weights_are_rounded_to_scales_that_the_device_stores(model, scales: str) -> None:
+    """XNNPACK holds a group's scale as bfloat16."""
+    one = quantized(model, linear="8da4w", scales=scales).model
+    for name in (NAME, "model.layers.1.self_attn.k_proj", "lm_head"):
+        weight, source = one.get_submodule(name).weight, model.get_submodule(name).weight
+        assert torch.equal(weight.scale.bfloat16().float(), weight.scale)
+        assert not weight.zero_point.any()
+        steps = source.view(*weight.scale.shape, 32) / weight.scale.unsqueeze(-1)
+        assert torch.equal(weight.qdata.float(), steps.round().clamp(-8, 7).view_as(source))
+        assert torch.equal(
+            weight.dequantize(), (weight.qdata.view(*steps.shape) * weight.scale.unsqueeze(-1)).view_as(source)
+        )
+
+
 def test_searched_scales_lose_less_than_those_of_the_range(model) -> None:
-    source = model.model.layers[0].mlp.gate_proj.weight
-    loss = {}
-    for scales in ("hqq", "minmax"):
-        weight = quantized(model, linear="8da4w", scales=scales).model.model.layers[0].mlp.gate_proj.weight
-        loss[scales] = float((weight.dequantize() - source).abs().mean())
-    assert 0 < loss["hqq"] < loss["minmax"]
+    ids = torch.randint(0, 300, (64,), generator=torch.Generator().manual_seed(1))
+    importance = input_importance(model, {NAME: model.get_submodule(NAME)}, ids, 16)[NAME]
+    source, loss = model.get_submodule(NAME).weight, {}
+    for scales in ("imatrix", "hqq", "minmax"):
+        settings = QuantizeSettings(linear="8da4w", scales=scales)
+        one = quantize(Loaded(model, identity=None, tokenizer=None), settings, ids).model
+        error = one.get_submodule(NAME).weight.dequantize() - source
+        loss[scales] = float((error.square() * importance).sum())
+    assert 0 < loss["imatrix"] < loss["hqq"] < loss["minmax"]
+
+
+def test_the_search_finds_the_best_of_its_candidates_for_each_group() -> None:
+    torch.manual_seed(0)
+    weight, importance = torch.randn(3, 8), torch.rand(8)
+    found = searched_scales(weight, 4, importance)
+    assert found.shape == (3, 2)
+    for row in range(3):
+        for group in range(2):
+            part, weights = weight[row, 4 * group :][:4], importance[4 * group :][:4]
+
+            def error(scale: float, part=part, weights=weights) -> float:
+                return float(((part / scale).round().clamp(-8, 7).mul(scale).sub(part).square() * weights).sum())
+
+            covering = max(float(part.min()) / -8, float(part.max()) / 7)
+            shares = [share / 40 for share in range(24, 43)]  # 0.60 to 1.05
+            best = min(error(torch.tensor(covering * s).bfloat16().item()) for s in shares)
+            assert error(found[row, group].item()) == pytest.approx(best, rel=1e-5)
+
+
+def test_a_group_of_zeros_stays_zero() -> None:
+    model = tiny.llama()
+    model.get_submodule(NAME).weight[5, :32] = 0
+    weight = quantized(model, linear="8da4w").model.get_submodule(NAME).weight
+    assert weight.scale.isfinite().all()
+    assert not weight.dequantize()[5, :32].any()
+
+
+@pytest.mark.parametrize("window", [7, 16, 100])
+def test_importance_is_the_mean_square_of_what_a_layer_is_given(model, window: int) -> None:
+    names = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]
+    ids, seen = torch.arange(40), {name: [] for name in names}
+    hooks = [
+        model.get_submodule(n).register_forward_pre_hook(lambda _, inputs, n=n: seen[n].append(inputs[0][0]))
+        for n in names
+    ]
+    for start in range(0, 40, window):
+        model(input_ids=ids[start : start + window].unsqueeze(0))
+    for hook in hooks:
+        hook.remove()
+    found = input_importance(model, {name: model.get_submodule(name) for name in names}, ids, window)
+    assert found.keys() == set(names)
+    for name in names:
+        torch.testing.assert_close(found[name], torch.cat(seen[name]).square().mean(0))
+        assert not model.get_submodule(name)._forward_pre_hooks
+
+
+def test_the_calibration_text_decides_the_scales_and_the_same_one_decides_alike(model) -> None:
+    def scale(calibration: torch.Tensor | None) -> torch.Tensor:
+        loaded = Loaded(model, identity=None, tokenizer=None)
+        return quantize(loaded, QuantizeSettings(linear="8da4w"), calibration).model.get_submodule(NAME).weight.scale
+
+    ids = torch.arange(5, 60)
+    assert torch.equal(scale(ids), scale(ids))
+    assert torch.equal(scale(None), scale(None))
+    assert not torch.equal(scale(ids), scale(None))
 
 
 # Tied embeddings
@@ -149,7 +230,7 @@ def test_separate_weights_are_not_spoken_of_as_one() -> None:
 
 def test_the_notes_say_what_was_done_to_which_weights(model) -> None:
     notes = quantized(model, linear="8da4w", lm_head="8da8w", embedding="4w", embedding_group_size=32).notes
-    assert notes["quantize.linear"] == "8da4w, group 32, hqq scales, 14 weights"
+    assert notes["quantize.linear"] == "8da4w, group 32, imatrix scales, 14 weights"
     assert notes["quantize.lm_head"] == "8da8w, one scale a row, minmax scales, 1 weights"
     assert notes["quantize.embedding"] == "4w, group 32, minmax scales, 1 weights"
     assert "quantize.lm_head" not in quantized(model, linear="8da4w", lm_head="none").notes
@@ -184,6 +265,6 @@ def test_a_group_size_that_does_not_divide_is_refused_with_the_tensors_name(mode
 def test_a_width_that_the_default_does_not_divide_is_refused() -> None:
     model = tiny.llama(tiny.Shape(hidden=40, heads=2, kv_heads=1))
     with pytest.raises(
-        UserError, match="group size 32 does not divide the 40 input features.*Divisors that suit: none"
+        UserError, match=r"group size 32 does not divide the 40 input features.*Divisors that suit: none"
     ):
         quantized(model, linear="8da4w")
