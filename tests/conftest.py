@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import packages, tiny
+
+torch.set_num_threads(1)  # tiny tensors: more threads would only wait for each other
 
 
 @pytest.fixture(scope="session")

@@ -141,7 +141,7 @@ with staging(Path(sys.argv[1])) as directory:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_leaves_the_earlier_package_and_at_most_what_the_next_build_clears(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -20,6 +20,8 @@ from pipeline.passes.quantized_embedding import quantized_embedding
 from runners.errors import UserError
 from tests import tiny
 
+pytestmark = pytest.mark.export
+
 Function = Callable[[torch.Tensor], torch.Tensor]
 LINEAR, MEAN, CAT = "aten.linear.default", "aten.mean.dim", "aten.cat.default"
 
@@ -220,7 +222,6 @@ def test_a_constant_is_added_once_a_name() -> None:
     assert [spec.target for spec in program.graph_signature.input_specs if spec.target] == ["ones"]
 
 
-@pytest.mark.export
 def test_every_pass_fires_on_a_model_and_keeps_its_logits() -> None:
     shape = tiny.Shape(layers=2)
     model = tiny.llama(shape)
