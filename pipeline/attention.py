@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.export import ExportedProgram
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
@@ -110,3 +111,18 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(before)
+
+
+def require_custom(program: ExportedProgram, model: PreTrainedModel, layers: int) -> None:
+    """Make sure that ``custom`` is what attends: only it reads the cache as ``CustomLayer`` stores it.
+
+    Raises:
+        UserError: fewer of its operators than ``layers`` are in the traced program.
+    """
+    graph = program.graph_module.graph
+    found = graph.find_nodes(op="call_function", target=torch.ops.llama.custom_sdpa.default)
+    if len(found) < layers:
+        raise UserError(
+            f"export.attention: {type(model).__name__} attends by code of its own, not through transformers' attention "
+            "interface, so custom cannot take its place; set it to portable."
+        )

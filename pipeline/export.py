@@ -6,7 +6,7 @@ import torch
 from torch.export import ExportedProgram
 
 from pipeline.artifacts import Exported, ProgramFacts, Registered
-from pipeline.attention import attention_of
+from pipeline.attention import attention_of, require_custom
 from pipeline.caches import registered as pytree_scope
 from pipeline.config import ExportSettings
 from pipeline.passes.drop_assertions import drop_assertions
@@ -22,7 +22,8 @@ def export(registered: Registered, settings: ExportSettings, task: str, notes: d
     """Return one functional program a method, the cache placed as ``registered.layout`` says.
 
     Raises:
-        UserError: the model does not fit the task, or does not use the cache it is given.
+        UserError: the model does not fit the task, does not use the cache it is given, or attends by code of its own
+            where the attention is to be ``custom``.
     """
     plans = _PLANS[task](registered, settings)
     with pytree_scope(registered.entry), attention_of(registered.model, settings.attention):
@@ -36,6 +37,8 @@ def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
         program = torch.export.export(
             registered.model, (), plan.kwargs, dynamic_shapes=plan.dynamic_shapes, strict=False
         ).run_decompositions({})
+    if registered.layout.attention == "custom":
+        require_custom(program, registered.model, len(registered.cache.layers))
     leaves = [
         CacheLeaf(_placeholder(plan.cache, path), f"cache.{path}")
         for path, _ in registered.entry.named_leaves(registered.cache)

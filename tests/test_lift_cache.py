@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from transformers import LlamaForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
 from pipeline.artifacts import Exported, Quantized
 from pipeline.attention import attention_of
@@ -258,6 +258,17 @@ def test_layers_of_another_kind_and_too_long_a_cache_are_refused() -> None:
     model.config.sliding_window = 4
     with pytest.raises(UserError, match=r"llama has sliding_attention layers"):
         register(Quantized(model, {}), CacheSettings(max_length=16), "custom")
+
+
+def test_a_model_that_attends_by_code_of_its_own_takes_portable_attention_only() -> None:
+    config = BloomConfig(vocab_size=60, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
+    model = BloomForCausalLM(config).eval().requires_grad_(False)
+    with pytest.raises(UserError, match=r"export\.attention: BloomForCausalLM attends by code of its own.*portable"):
+        placed(model, "custom", "buffer")
+    module = placed(model, "portable", "buffer").programs["forward"].module()
+    logits = module(tokens=torch.tensor([PROMPT[:5]]), position=torch.tensor([0]))
+    expected = model(input_ids=torch.tensor([PROMPT[:5]])).logits[:, -1:]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_attention_is_as_before_after_an_exception(model: LlamaForCausalLM) -> None:
