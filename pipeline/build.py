@@ -54,13 +54,16 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
         export_directory = stack.enter_context(staging(export_target, kept.FACTS)) if keeps_export else None
         line = _Line(settings, directory, stages, cache)
         tokenizer = line.tokenizer  # what is missing or does not fit is found before the long stages
-        if options.check:
+        checks = options.check and (
+            settings.check.prompts or settings.check.perplexity
+        )  # of nothing there is no verdict
+        if checks:
             prompts_of(settings.check, tokenizer, settings.cache.max_length)
         if export_directory is not None:
             kept.write_exported(line.exported, export_directory)  # before lowering, which rewrites the programs
         emitted = line.emitted
         check_budget(emitted.facts.methods, settings.lower)
-        recorded = line.recorded if options.check else None
+        recorded = line.recorded if checks else None
         with stages.stage("package"):
             write_content(directory, emitted, tokenizer, recorded.goldens if recorded else None)
             manifest = write_manifest(directory, _manifest(settings, line.loaded, tokenizer, emitted))

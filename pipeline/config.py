@@ -91,7 +91,7 @@ class QuantizeSettings(Section):
     """Scheme of the output layer. Default: as linear."""
     embedding: Literal[tuple(EMBEDDING_SCHEMES)] = "none"  # type: ignore[valid-type]
     """Scheme of the embedding table."""
-    embedding_group_size: PositiveInt | None = None
+    embedding_group_size: Annotated[int, Field(ge=2, strict=True)] | None = None
     """Features a scale of the embedding table. Default: one group a row."""
 
 

@@ -148,7 +148,7 @@ class Manifest(Strict):
     operators: list[str]  # kernels that the runtime must have, "llama::custom_sdpa.out"
     versions: dict[str, str]
     timings: dict[str, StageFigure]
-    check: CheckSummary | None  # None: built with --no-check
+    check: CheckSummary | None  # None: built with --no-check, or with nothing to check
     files: dict[str, FileEntry]  # path relative to the package -> digest; every file but the manifest itself
     digest: str = ""  # sha256 of this manifest's canonical JSON with this field empty; set by ``sealed``
 

@@ -323,6 +323,13 @@ def test_without_the_check_there_are_no_goldens_and_no_verdict(workshop: Worksho
     assert session_tokens(package, PROMPTS[0]) == eager_tokens(PROMPTS[0])
 
 
+def test_a_check_of_nothing_is_no_verdict(workshop: Workshop, two_methods: Package) -> None:
+    export = {"methods": ["forward", "decode"]}
+    package = workshop.build(workshop.config("nothing", export=export, check={"prompts": []}))
+    assert package.manifest.check is None
+    assert not (package.path / "goldens.safetensors").exists()
+
+
 # Wrong programs
 
 
