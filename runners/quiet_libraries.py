@@ -1,4 +1,4 @@
-"""Keep the libraries' start-up notes and deprecation warnings, which no user can act on, out of the build's own output."""
+"""Keep the libraries' start-up notes and deprecation warnings, which no user can act on, out of our own output."""
 
 from __future__ import annotations
 

@@ -15,6 +15,10 @@ from transformers import PreTrainedModel
 
 LOW, HIGH = -8, 7  # of a 4-bit weight
 CALIBRATION_TOKENS = 1024  # drawn where no text is given
+_TO_INTEGER = (
+    1.5 * 2**23
+)  # added and taken away again, it rounds a small float32 to even, many times faster than round()
+_BLOCK = 1 << 15  # weights that are searched at a time: torch shares out no operation this small among threads
 _CANDIDATES = torch.linspace(0.60, 1.05, 19).tolist()  # of the scale, as shares of the one that covers the range
 
 
@@ -23,8 +27,8 @@ def rescaled(
 ) -> IntxUnpackedToInt8Tensor:
     """Return ``weight`` rounded to ``scales`` as the device holds them, otherwise as ``quantized`` is.
 
-    XNNPACK stores the scale of a group as bfloat16. With the scale rounded after the weight, the device would compute with other weights
-    than eager PyTorch; here the weight is rounded to the scale that is stored.
+    XNNPACK stores the scale of a group as bfloat16. With the scale rounded after the weight, the device would compute
+    with other weights than eager PyTorch; here the weight is rounded to the scale that is stored.
 
     Args:
         quantized: gives block size, dtype and how the input is treated.
@@ -58,15 +62,24 @@ def searched_scales(weight: torch.Tensor, group_size: int, importance: torch.Ten
     Returns:
         float32 ``[O, G]``, each a bfloat16 value.
     """
-    groups = weight.view(weight.shape[0], -1, group_size)
     weights_of = importance.view(1, -1, group_size)
+    rows = max(1, _BLOCK // weight.shape[1])  # a block stays in the processor's cache through all candidates
+    return torch.cat([_search(part.view(part.shape[0], -1, group_size), weights_of) for part in weight.split(rows)])
+
+
+def _search(groups: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:
+    """``searched_scales`` for some rows: groups ``[rows, G, g]``, importance ``[1, G, g]``."""
     covering = torch.maximum(groups.amin(-1) / LOW, groups.amax(-1) / HIGH).clamp_min(1e-8)
     best = torch.full_like(covering, torch.inf)
     scales = covering.clone()
+    rounded = torch.empty_like(groups)
     for share in _CANDIDATES:
         candidate = (covering * share).to(torch.bfloat16).to(torch.float32)
-        rounded = (groups / candidate.unsqueeze(-1)).round_().clamp_(LOW, HIGH).mul_(candidate.unsqueeze(-1))
-        error = rounded.sub_(groups).square_().mul_(weights_of).sum(-1)
+        step = candidate.unsqueeze(-1)
+        torch.div(groups, step, out=rounded)
+        rounded.clamp_(LOW, HIGH).add_(_TO_INTEGER).sub_(_TO_INTEGER).mul_(step)
+        rounded.sub_(groups).square_().mul_(importance)
+        error = rounded.sum(-1)
         better = error < best
         best = torch.where(better, error, best)
         scales = torch.where(better, candidate, scales)
@@ -76,11 +89,11 @@ def searched_scales(weight: torch.Tensor, group_size: int, importance: torch.Ten
 def input_importance(
     model: PreTrainedModel, layers: Mapping[str, nn.Module], ids: torch.Tensor, window: int
 ) -> dict[str, torch.Tensor]:
-    """Return the mean square of each layer's input features, float32 ``[I]``, over ``ids`` (int64 ``[n]``) in windows."""
+    """Return the mean square of each layer's input features, float32 ``[I]``, over ``ids`` (int64 ``[n]``)."""
     sums: dict[str, torch.Tensor] = {}
     with _watched(layers, sums), torch.inference_mode():
         for start in range(0, len(ids), window):
-            model(input_ids=ids[start : start + window].unsqueeze(0), use_cache=False, logits_to_keep=1)
+            model(input_ids=ids[start : start + window].unsqueeze(0), use_cache=False)
     return {name: (total / len(ids)).clone() for name, total in sums.items()}
 
 
