@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
-from transformers import PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from pipeline.artifacts import Quantized, Registered
-from pipeline.caches import DeviceCache, device_cache, entry_of
+from pipeline.caches import DeviceCache, LayerShape, device_cache, entry_of
 from pipeline.config import CacheSettings
 from runners.errors import UserError
 from runners.manifest import Cache, CacheTensor
@@ -24,11 +26,13 @@ def register(quantized: Quantized, settings: CacheSettings, attention: str) -> R
     config = quantized.model.config.get_text_config(decoder=True)
     _check_length(config, settings.max_length)
     _check_layers(config)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    cache = device_cache(
-        attention, [heads] * config.num_hidden_layers, width, width, settings.max_length, dtype=torch.float32
-    )
+    shapes = _layer_shapes(quantized.model)
+    if attention == "custom" and (uneven := [x for x in shapes if x.key_width != x.value_width]):
+        raise UserError(
+            f"export.attention: custom needs keys and values of one width; this model has {uneven[0].key_width} and "
+            f"{uneven[0].value_width}. Set it to portable."
+        )
+    cache = device_cache(attention, shapes, settings.max_length, dtype=torch.float32)
     entry = entry_of(DeviceCache)
     tensors = [
         CacheTensor(
@@ -49,6 +53,29 @@ def register(quantized: Quantized, settings: CacheSettings, attention: str) -> R
         tensors=tensors,
     )
     return Registered(quantized.model, cache, entry, layout)
+
+
+def _layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
+    """Sizes of each layer's cache, as the model itself fills one: configurations name them in many ways."""
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
+    return [LayerShape(x.keys.shape[1], x.keys.shape[3], x.values.shape[3]) for x in cache.layers]
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the name of the forward's argument that is its cache.
+
+    Raises:
+        UserError: it has none.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
+    if name is None:
+        raise UserError(
+            f"model: the forward of {type(model).__name__} takes no cache, so it cannot decode step by step."
+        )
+    return name
 
 
 def _check_length(config: PreTrainedConfig, length: int) -> None:

@@ -20,6 +20,7 @@ from pipeline.caches import (
     CachePytree,
     DeviceCache,
     LayerPytree,
+    LayerShape,
     device_cache,
     empty_dynamic_cache,
     entry_of,
@@ -78,7 +79,7 @@ def static(length: int = 8) -> StaticCache:
 
 
 def device(attention: str = "portable") -> DeviceCache:
-    return device_cache(attention, [2, 2], 16, 16, max_length=8, dtype=torch.float32)
+    return device_cache(attention, [LayerShape(2, 16, 16)] * 2, max_length=8, dtype=torch.float32)
 
 
 def feed(cache: Cache, tokens: int = 1) -> None:

@@ -15,7 +15,7 @@ from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
 from pipeline.artifacts import Exported, Quantized
 from pipeline.attention import attention_of
-from pipeline.caches import device_cache, registered
+from pipeline.caches import LayerShape, device_cache, registered
 from pipeline.config import CacheSettings, ExportSettings
 from pipeline.export import export
 from pipeline.passes.lift_cache import CacheLeaf, lift_cache
@@ -198,7 +198,7 @@ def test_very_short_calls_can_be_exported(longest: int, model: LlamaForCausalLM)
 
 
 def traced(module: nn.Module) -> ExportedProgram:
-    cache = device_cache("portable", [KV_HEADS], WIDTH, WIDTH, LENGTH, torch.float32)
+    cache = device_cache("portable", [LayerShape(KV_HEADS, WIDTH, WIDTH)], LENGTH, torch.float32)
     return torch.export.export(
         module, (), {"ids": torch.tensor([1, 2]), "cache": cache}, strict=False
     ).run_decompositions({})

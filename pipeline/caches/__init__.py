@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from transformers.cache_utils import Cache
 
-from pipeline.caches.device import DEVICE_CACHE, DeviceCache, device_cache
+from pipeline.caches.device import DEVICE_CACHE, DeviceCache, LayerShape, device_cache
 from pipeline.caches.dynamic import DYNAMIC_CACHE, empty_dynamic_cache
 from pipeline.caches.pytree import CachePytree, LayerPytree
 from pipeline.caches.scope import scoped, unknown_class
@@ -22,6 +22,7 @@ __all__ = [
     "CachePytree",
     "DeviceCache",
     "LayerPytree",
+    "LayerShape",
     "device_cache",
     "empty_dynamic_cache",
     "entry_of",

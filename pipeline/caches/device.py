@@ -10,6 +10,7 @@ earlier one left behind is never read, because attention reads up to the positio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  # registers llama::update_cache, llama::custom_sdpa
@@ -88,31 +89,32 @@ class DeviceCache(Cache):
         return self._start
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of one layer's cache."""
+
+    heads: int  # K
+    key_width: int  # D of the keys
+    value_width: int  # D of the values
+
+
 def device_cache(
-    attention: str,
-    heads: Sequence[int],
-    key_width: int,
-    value_width: int,
-    max_length: int,
-    dtype: torch.dtype,
-    batch_size: int = 1,
+    attention: str, shapes: Sequence[LayerShape], max_length: int, dtype: torch.dtype, batch_size: int = 1
 ) -> DeviceCache:
     """Return an empty cache.
 
     Args:
         attention: a key of ``LAYERS``.
-        heads: key/value heads of each layer.
-        key_width: D of the keys.
-        value_width: D of the values.
+        shapes: of each layer.
         max_length: L, in tokens.
         dtype: of keys and values.
         batch_size: B.
     """
-    layers = [LAYERS[attention](max_cache_len=max_length) for _ in heads]
-    for layer, k in zip(layers, heads, strict=True):
-        shape = (batch_size, max_length, k) if layer.reads_position_as_int else (batch_size, k, max_length)
-        layer.keys = torch.zeros(*shape, key_width, dtype=dtype)
-        layer.values = torch.zeros(*shape, value_width, dtype=dtype)
+    layers = [LAYERS[attention](max_cache_len=max_length) for _ in shapes]
+    for layer, shape in zip(layers, shapes, strict=True):
+        sizes = (max_length, shape.heads) if layer.reads_position_as_int else (shape.heads, max_length)
+        layer.keys = torch.zeros(batch_size, *sizes, shape.key_width, dtype=dtype)
+        layer.values = torch.zeros(batch_size, *sizes, shape.value_width, dtype=dtype)
         layer.device = layer.keys.device
         layer.is_initialized = True
         del layer.cumulative_length
@@ -122,7 +124,7 @@ def device_cache(
 
 
 def _sample() -> DeviceCache:
-    return device_cache("portable", [1, 1], 4, 4, max_length=4, dtype=torch.float32)
+    return device_cache("portable", [LayerShape(1, 4, 4)] * 2, max_length=4, dtype=torch.float32)
 
 
 DEVICE_CACHE = CachePytree(

@@ -13,6 +13,7 @@ from torch.export import Dim
 
 from pipeline.artifacts import Registered
 from pipeline.config import ExportSettings
+from pipeline.register import cache_argument
 from pipeline.tasks.plan import MethodPlan
 from runners.errors import UserError
 from runners.manifest import Cache, Tokenizer
@@ -27,11 +28,7 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
         UserError: the model's forward takes no cache, or cannot leave out logits.
     """
     parameters = inspect.signature(registered.model.forward).parameters
-    cache_name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
-    if cache_name is None:
-        raise UserError(
-            f"model: the forward of {type(registered.model).__name__} takes no cache, so it cannot decode step by step."
-        )
+    cache_name = cache_argument(registered.model)
     if settings.logits == "last" and "logits_to_keep" not in parameters:
         raise UserError(
             f"export.logits: {type(registered.model).__name__} cannot leave out logits (no logits_to_keep); set it to "
