@@ -1,0 +1,90 @@
+"""The real model, whole: SmolLM2-135M-Instruct is built, checked, run and held against the stock runner. Minutes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+
+from runners.check_report import CheckReport, read_report
+from runners.package import Package, open_package
+from runners.pte import read_program
+from runners.stock_contract import stock_runner_verdict
+from runners.template import open_template
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+QUESTION = "What is the capital of France?"
+MEGABYTE = 1_000_000
+
+pytestmark = pytest.mark.real
+
+
+def pteline(*arguments: str) -> str:
+    """What the command prints; its other output goes to this test's own."""
+    command = [sys.executable, "-m", "pipeline.cli", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}"
+    return done.stdout
+
+
+def built(name: str, folder: Path) -> Package:
+    pteline("build", str(CONFIGS / f"{name}.yaml"), "--verbose", "--set", f"package.directory={folder}")
+    return open_package(folder / name)
+
+
+def report_of(package: Package) -> CheckReport:
+    return read_report(package.path / "report" / "check.json")
+
+
+def stock_text(package: Package, question: str, tokens: int) -> str:
+    template = open_template(package)
+    assert template is not None
+    runner = TextLLMRunner(str(package.program_path), str(package.tokenizer_path))
+    pieces: list[str] = []
+    config = GenerationConfig(max_new_tokens=tokens, temperature=0.0, echo=False)
+    runner.generate(template.render([{"role": "user", "content": question}]), config, pieces.append, None)
+    return "".join(pieces)
+
+
+def assert_stock_runner_agrees(package: Package) -> None:
+    """The stock runner gives the text of ``pteline run``, up to the end-of-sequence token, which it prints."""
+    verdict = stock_runner_verdict(read_program(package.program_path), package.manifest.model.vocabulary_size)
+    assert verdict.loads, verdict.reasons
+    ours = pteline("run", str(package.path), QUESTION, "--max-new-tokens", "48").rstrip("\n")
+    assert "Paris" in ours
+    assert stock_text(package, QUESTION, 48).removesuffix("<|im_end|>") == ours
+
+
+@pytest.mark.xdist_group("fp32")
+def test_float32_is_eager(tmp_path: Path) -> None:
+    package = built("smollm2_135m_fp32", tmp_path)
+    report = report_of(package)
+    assert report.equal_share("quantized") == 1.0
+    assert {"long", "to_the_end"} < {prompt.name for prompt in report.prompts}
+    assert max(prompt.quantized.max_logit_difference for prompt in report.prompts) <= 1e-3
+    assert_stock_runner_agrees(package)
+    pteline("check", str(package.path))
+
+
+@pytest.mark.xdist_group("8da4w")
+def test_four_bits_are_small_and_close(tmp_path: Path) -> None:
+    package = built("smollm2_135m_8da4w", tmp_path)
+    report = report_of(package)
+    assert report.equal_share("quantized") >= 7 / 8
+    assert report.perplexity is not None
+    assert report.perplexity.ratio("quantized") <= 1.01
+    assert report.perplexity.ratio("unquantized") <= 1.22
+    assert package.program_path.stat().st_size <= 125 * MEGABYTE
+    assert_stock_runner_agrees(package)
+    pteline("check", str(package.path))
+
+
+@pytest.mark.xdist_group("8da4w")
+def test_eight_bits_are_closer(tmp_path: Path) -> None:
+    report = report_of(built("smollm2_135m_8da8w", tmp_path))
+    assert report.perplexity is not None
+    assert report.perplexity.ratio("unquantized") <= 1.04
