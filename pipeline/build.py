@@ -14,11 +14,12 @@ from pipeline import __version__, kept
 from pipeline.artifacts import Emitted, Exported, Loaded, LoadedTokenizer, Package, Quantized
 from pipeline.config import BuildSettings
 from pipeline.config_reader import resolved
+from pipeline.draft import draft
 from pipeline.emit import check_budget, emit
 from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
-from pipeline.package import publish, staging, write_content, write_manifest
+from pipeline.package import publish, staging, write_content, write_goldens, write_manifest
 from pipeline.prompts import ids_of_file, prompts_of, text_ids
 from pipeline.quantize import quantize
 from pipeline.record import Recorded, record_goldens
@@ -27,6 +28,7 @@ from pipeline.stage_cache import StageCache, key_of, library_versions
 from pipeline.stages import Stages
 from pipeline.tasks import text_generation
 from pipeline.verify import verify
+from runners.check_render import show
 from runners.errors import CheckFailedError, UserError
 from runners.manifest import PROGRAM_NAME, CheckSummary, Manifest
 
@@ -63,12 +65,13 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
             kept.write_exported(line.exported, export_directory)  # before lowering, which rewrites the programs
         emitted = line.emitted
         check_budget(emitted.facts.methods, settings.lower)
-        recorded = line.recorded if checks else None
         with stages.stage("package"):
-            write_content(directory, emitted, tokenizer, recorded.goldens if recorded else None)
+            write_content(directory, emitted, tokenizer)
             manifest = write_manifest(directory, _manifest(settings, line.loaded, tokenizer, emitted))
-        if recorded is not None:
-            manifest = _checked(manifest, directory, target, settings, recorded, stages)
+        if checks:
+            recorded = line.recorded  # with the help of the package, which runs by now
+            write_goldens(directory, recorded.goldens)
+            manifest = _checked(write_manifest(directory, manifest), directory, target, settings, recorded, stages)
         manifest = write_manifest(directory, manifest.model_copy(update={"timings": dict(stages.figures)}))
         if export_directory is not None:
             publish(export_directory, export_target)
@@ -83,6 +86,7 @@ def _checked(
     with stages.stage("check") as progress:
         report = verify(directory, settings.check, recorded, progress)
     if not report.passed:
+        show(report, stages.console)  # the package, and the report in it, will be gone
         raise CheckFailedError(_failure(target, [found.message for found in report.violations]))
     return manifest.model_copy(update={"check": CheckSummary(passed=True, report="report/check.json")})
 
@@ -138,16 +142,19 @@ class _Line:
 
     @cached_property
     def recorded(self) -> Recorded:
+        """Needs the package in its directory, so that it can be run."""
         key = self._record_key(self.tokenizer)
         found = self._cache.find("record", key)
         if found is not None:
             with self._stages.stage("record", cached=True):
                 return kept.read_recorded(found)
+        check, max_length = self.settings.check, self.settings.cache.max_length
+        with self._stages.stage("draft"):
+            prompts = prompts_of(check, self.tokenizer, max_length)
+            drafts = draft(self._directory, prompts, check.steps, self.tokenizer.info.eos_ids)
         quantized = self.quantized
         with self._stages.stage("record"):
-            recorded = record_goldens(
-                self.loaded, quantized, self.tokenizer, self.settings.check, self.settings.cache.max_length
-            )
+            recorded = record_goldens(self.loaded, quantized, self.tokenizer, check, max_length, drafts)
             self._cache.store("record", key, lambda entry: kept.write_recorded(recorded, entry))
         return recorded
 

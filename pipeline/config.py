@@ -143,6 +143,14 @@ class Limits(Section):
     """The program's perplexity over the reference's."""
 
 
+class QuantizedLimits(Limits):
+    """Limits of the check against eager execution of the package's own weights."""
+
+    max_kl_over_rounding: PositiveFloat | None = None
+    """The program's mean KL divergence over all steps, divided by that of the same weights executed eagerly in
+    float64. For schemes that quantize activations, of which rounding alone makes two right executions differ."""
+
+
 class PerplexitySettings(Section):
     """A text whose perplexity is measured through the program and through eager."""
 
@@ -169,7 +177,7 @@ class CheckSettings(Section):
     """One more prompt that fills the cache to its last position."""
     perplexity: PerplexitySettings | None = None
     """Text and sizes of the perplexity measurement. Default: none is made."""
-    quantized: Limits = Limits()
+    quantized: QuantizedLimits = QuantizedLimits()
     """Limits against eager execution of the package's (quantized) weights."""
     unquantized: Limits = Limits()
     """Limits against eager execution of the source's weights."""

@@ -27,6 +27,7 @@ def problems(settings: BuildSettings) -> Iterator[Problem]:
     yield from _taken(settings)
     yield from _export(settings)
     yield from _check(settings.check)
+    yield from _rounding(settings)
     yield from _lengths(settings.check, settings.cache.max_length)
 
 
@@ -148,6 +149,22 @@ def _check(check: CheckSettings) -> Iterator[Problem]:
                 yield Problem(
                     ("check", name, limit), "there is no prompt to compare; give check.prompts, or remove the limit"
                 )
+
+
+def _rounding(settings: BuildSettings) -> Iterator[Problem]:
+    check, quantize = settings.check, settings.quantize
+    if check.quantized.max_kl_over_rounding is None:
+        return
+    keys = ("check", "quantized", "max_kl_over_rounding")
+    rows = [LINEAR_SCHEMES[name] for name in (quantize.linear, quantize.lm_head or quantize.linear)]
+    if not any(row is not None and row.activation == "int8_dynamic" for row in rows):
+        schemes = ", ".join(name for name, row in LINEAR_SCHEMES.items() if row and row.activation == "int8_dynamic")
+        text = (
+            f"without a linear scheme that quantizes activations ({schemes}) no rounding is measured; remove the limit"
+        )
+        yield Problem(keys, text)
+    elif not (check.prompts or check.long_prompt is not None or check.to_the_end):
+        yield Problem(keys, "there is no prompt to compare; give check.prompts, or remove the limit")
 
 
 def _lengths(check: CheckSettings, max_length: int) -> Iterator[Problem]:

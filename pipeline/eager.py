@@ -9,7 +9,7 @@ from pipeline.goldens import Prompt
 from pipeline.load import load
 from pipeline.prompts import chat_ids
 from pipeline.quantize import quantize
-from pipeline.record import record_along
+from pipeline.record import Greedy, record_along
 from runners.check import FullLogits
 from runners.errors import UserError
 from runners.goldens import Goldens
@@ -36,5 +36,6 @@ def references(package: Package, prompts: Sequence[str], steps: int) -> tuple[Go
             raise UserError(f"check --eager: {settings.model.source} has no tokenizer any more.")
         quantized = quantize(loaded, settings.quantize)
         named = [Prompt(str(i), text, chat_ids(text, loaded.tokenizer)) for i, text in enumerate(prompts)]
-        recorded = record_along(loaded.model, quantized.model, named, steps)
+        greedy = Greedy(steps, frozenset(loaded.tokenizer.info.eos_ids))
+        recorded = record_along(loaded.model, quantized.model, named, greedy)
     return recorded.goldens, recorded.full

@@ -1,23 +1,24 @@
 """Goldens from eager PyTorch: the model's own ``forward`` and transformers' own cache.
 
-N steps, V vocabulary, n tokens of a prompt. The two references are separate calls, so that a caller can free one model
-before it loads the other::
+N steps of a prompt, V vocabulary, n tokens of a prompt, M most steps of any prompt. The two references are separate
+calls, so that a caller can free one model before it loads the other::
 
-    quantized = record(quantized_model, prompts, steps)  # decodes greedily
+    quantized = record(quantized_model, prompts, steps, eos_ids)  # decodes greedily
     unquantized = record_forced(source_model, prompts, tokens_of(quantized))
     goldens = assemble(prompts, quantized, unquantized, text)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from runners.check import FullLogits
-from runners.goldens import GoldenPrompt, Goldens, GoldenText, Reference, summarise
+from runners.check import FullLogits, compare
+from runners.check_report import Comparison
+from runners.goldens import GoldenPrompt, Goldens, GoldenText, Reference, Rounding, RoundingFigures, summarise
 from runners.metrics import negative_log_likelihood, windows
 
 
@@ -28,6 +29,7 @@ class Prompt:
     name: str
     text: str
     ids: torch.Tensor  # int64 [n]
+    to_eos: bool = True  # its steps end with the first end-of-sequence token; what follows one is no text of anyone's
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def record(
     model: PreTrainedModel,
     prompts: Sequence[Prompt],
     steps: int,
+    eos_ids: Collection[int],
     drafts: Sequence[torch.Tensor] | None = None,
     *,
     keep_logits: bool = False,
@@ -64,15 +67,23 @@ def record(
     Args:
         model: In evaluation mode.
         prompts: Each is decoded from an empty cache.
-        steps: N, at least 1.
-        drafts: For each prompt a guess of its tokens, int64 [N], such as a program's. The tokens recorded are the
+        steps: M, at least 1.
+        eos_ids: Tokens that end the steps of a prompt which says so (``Prompt.to_eos``); the token is its last.
+        drafts: For each prompt a guess of its tokens, int64 [1 to M], such as a program's. The tokens recorded are the
             model's own whatever the guess; a good one saves most of the time (:func:`greedy_from_draft`).
         keep_logits: Also keep the logits over the whole vocabulary: 4·N·V bytes a prompt.
     """
+    ends = [frozenset(eos_ids) if prompt.to_eos else frozenset() for prompt in prompts]
     if drafts is None:
-        return tuple(_recording(greedy_logits(model, prompt.ids, steps), keep_logits) for prompt in prompts)
-    pairs = zip(prompts, drafts, strict=True)
-    return tuple(_recording(greedy_from_draft(model, p.ids, draft), keep_logits) for p, draft in pairs)
+        rows = zip(prompts, ends, strict=True)
+        return tuple(_recording(greedy_logits(model, p.ids, steps, end), keep_logits) for p, end in rows)
+    guesses = zip(prompts, [_extended(draft, steps) for draft in drafts], ends, strict=True)
+    return tuple(_recording(greedy_from_draft(model, p.ids, guess, end), keep_logits) for p, guess, end in guesses)
+
+
+def _extended(draft: torch.Tensor, steps: int) -> torch.Tensor:
+    """A draft that ends early, at M tokens: its last token fills the rest."""
+    return torch.cat([draft, draft[-1:].expand(steps - draft.shape[0])])
 
 
 def record_forced(
@@ -92,21 +103,27 @@ def tokens_of(recordings: Sequence[Recording]) -> tuple[torch.Tensor, ...]:
     return tuple(recording.reference.tokens for recording in recordings)
 
 
-def greedy_logits(model: PreTrainedModel, prompt_ids: torch.Tensor, steps: int) -> torch.Tensor:
+def greedy_logits(
+    model: PreTrainedModel, prompt_ids: torch.Tensor, steps: int, eos_ids: Collection[int] = frozenset()
+) -> torch.Tensor:
     """Logits of N greedy steps, float32 [N, V]: of the prompt's last position, then after each token but the last.
 
-    Every token but those of the prompt is fed alone, as a program's decode does. No end-of-sequence token stops it.
+    Every token but those of the prompt is fed alone, as a program's decode does.
 
     Args:
         model: In evaluation mode.
         prompt_ids: int64 [n].
-        steps: N, at least 1.
+        steps: M, at least 1; N is M, or less where a token of ``eos_ids`` comes earlier.
+        eos_ids: The first of them is the last token.
     """
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
         rows = [_last_logits(model, prompt_ids, cache)]
         for _ in range(steps - 1):
-            rows.append(_last_logits(model, rows[-1].argmax(-1, keepdim=True), cache))
+            token = rows[-1].argmax(-1, keepdim=True)
+            if int(token) in eos_ids:
+                break
+            rows.append(_last_logits(model, token, cache))
     return torch.stack(rows)
 
 
@@ -118,22 +135,31 @@ def forced_logits(model: PreTrainedModel, prompt_ids: torch.Tensor, forced: torc
     return logits[0].float()
 
 
-def greedy_from_draft(model: PreTrainedModel, prompt_ids: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-    """Logits of N greedy steps, float32 [N, V], by correcting a draft, int64 [N], until the model would write it so.
+def greedy_from_draft(
+    model: PreTrainedModel, prompt_ids: torch.Tensor, draft: torch.Tensor, eos_ids: Collection[int] = frozenset()
+) -> torch.Tensor:
+    """The logits of :func:`greedy_logits`, by correcting a draft, int64 [M], until the model would write it so.
 
     One ``forward`` judges all tokens of the draft. Up to its first wrong token the draft is the model's own greedy
-    choice, and so is the token that the model puts there: each round settles one more token at least, N rounds settle
-    all of them, and a right draft takes one. Step by step it takes N calls, each of which reads all weights.
+    choice, and so is the token that the model puts there: each round settles one more token at least, M rounds settle
+    all of them, and a right draft takes one. Step by step it takes N calls, each of which reads all weights. The last
+    call has n + M - 1 tokens whatever the draft was, so that the draft does not even change the rounding.
     """
     logits = forced_logits(model, prompt_ids, draft)
     for _ in range(draft.shape[0]):
         choices = logits.argmax(-1)
-        wrong = (choices[:-1] != draft[:-1]).nonzero()  # the last token is never fed
+        fed = _length(choices, eos_ids) - 1  # the last token is never fed
+        wrong = (choices[:fed] != draft[:fed]).nonzero()
         if wrong.numel() == 0:
             break
         draft = torch.cat([draft[: int(wrong[0])], choices[int(wrong[0]) :]])
         logits = forced_logits(model, prompt_ids, draft)
-    return logits
+    return logits[: _length(logits.argmax(-1), eos_ids)]
+
+
+def _length(tokens: torch.Tensor, eos_ids: Collection[int]) -> int:
+    """Tokens, int64 [M], up to the first of ``eos_ids``, which counts; M where there is none."""
+    return next((place for place, token in enumerate(tokens.tolist(), 1) if token in eos_ids), tokens.shape[0])
 
 
 def _last_logits(model: PreTrainedModel, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
@@ -164,18 +190,52 @@ def mean_nll(model: PreTrainedModel, ids: torch.Tensor, window: int) -> float:
     return total / scored
 
 
+def rounding_of(
+    precise: PreTrainedModel, prompts: Sequence[Prompt], recordings: Sequence[Recording]
+) -> tuple[Rounding, ...]:
+    """How far the same weights, computed in float64, lie from what was recorded in float32, along the same tokens.
+
+    Args:
+        precise: The model of the recordings in float64.
+        prompts: As recorded.
+        recordings: With their logits.
+    """
+    return tuple(_rounding(precise, *pair) for pair in zip(prompts, recordings, strict=True))
+
+
+def _rounding(precise: PreTrainedModel, prompt: Prompt, recording: Recording) -> Rounding:
+    reference = recording.reference
+    logits = forced_logits(precise, prompt.ids, reference.tokens)
+    whole = compare(logits, reference, recording.logits)
+    return Rounding(recorded=_figures(compare(logits, reference)), whole=_figures(whole))
+
+
+def _figures(found: Comparison) -> RoundingFigures:
+    return RoundingFigures(
+        equal_steps=found.equal_steps,
+        max_margin=found.max_margin,
+        max_logit_difference=found.max_logit_difference,
+        mean_logit_difference=found.mean_logit_difference,
+        mean_kl=found.mean_kl,
+    )
+
+
 def assemble(
     prompts: Sequence[Prompt],
     quantized: Sequence[Recording],
     unquantized: Sequence[Recording],
     text: GoldenText | None = None,
+    rounding: Sequence[Rounding] | None = None,
 ) -> Goldens:
     """Put both references of each prompt together. ``unquantized`` is forced along ``tokens_of(quantized)``."""
-    rows = zip(prompts, quantized, unquantized, strict=True)
+    floors = rounding if rounding is not None else [None] * len(prompts)
+    rows = zip(prompts, quantized, unquantized, floors, strict=True)
     return Goldens(tuple(_golden_prompt(*row) for row in rows), text)
 
 
-def _golden_prompt(prompt: Prompt, quantized: Recording, unquantized: Recording) -> GoldenPrompt:
+def _golden_prompt(
+    prompt: Prompt, quantized: Recording, unquantized: Recording, rounding: Rounding | None
+) -> GoldenPrompt:
     return GoldenPrompt(
         name=prompt.name,
         text=prompt.text,
@@ -183,6 +243,7 @@ def _golden_prompt(prompt: Prompt, quantized: Recording, unquantized: Recording)
         forced=quantized.reference.tokens,
         quantized=quantized.reference,
         unquantized=unquantized.reference,
+        rounding=rounding,
     )
 
 

@@ -61,16 +61,19 @@ def staging(target: Path, marker: str = MANIFEST_NAME) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def write_content(directory: Path, emitted: Emitted, tokenizer: LoadedTokenizer, goldens: Goldens | None) -> None:
-    """Write every file of the package but the manifest and the report."""
+def write_content(directory: Path, emitted: Emitted, tokenizer: LoadedTokenizer) -> None:
+    """Write what it takes to run the package: every file but the manifest and those of the check."""
     if emitted.program != directory / PROGRAM_NAME:
         shutil.copyfile(emitted.program, directory / PROGRAM_NAME)
     (directory / TOKENIZER_NAME).write_text(tokenizer.tokenizer_json, encoding="utf-8")
     if tokenizer.chat_template is not None:
         (directory / CHAT_TEMPLATE_NAME).write_text(tokenizer.chat_template, encoding="utf-8")
-    if goldens is not None:
-        save_goldens(goldens, directory / GOLDENS_NAME)
-        (directory / GOLDENS_NAME).chmod(0o644)  # safetensors writes for the owner's eyes only
+
+
+def write_goldens(directory: Path, goldens: Goldens) -> None:
+    """Add to the package what eager PyTorch said."""
+    save_goldens(goldens, directory / GOLDENS_NAME)
+    (directory / GOLDENS_NAME).chmod(0o644)  # safetensors writes for the owner's eyes only
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,7 +22,8 @@ def prompts_of(settings: CheckSettings, tokenizer: LoadedTokenizer, max_length: 
     Raises:
         UserError: a prompt has no tokens, or does not fit the cache with the steps that follow it.
     """
-    prompts = [Prompt(str(i), text, _ids(text, tokenizer, settings.chat)) for i, text in enumerate(settings.prompts)]
+    ids_of = _encoder(tokenizer, settings.chat)
+    prompts = [Prompt(str(i), text, ids_of(text)) for i, text in enumerate(settings.prompts)]
     filler = text_ids(settings, tokenizer)
     if filler is None:
         filler = torch.cat([p.ids for p in prompts]) if prompts else None
@@ -70,16 +72,21 @@ def ids_of_file(path: Path, tokens: int, key: str, tokenizer: LoadedTokenizer) -
 
 def chat_ids(text: str, tokenizer: LoadedTokenizer) -> torch.Tensor:
     """Return the ids of a user's message as the chat template renders it (without one: as it is), int64 ``[n]``."""
-    return _ids(text, tokenizer, chat=True)
+    return _encoder(tokenizer, chat=True)(text)
 
 
-def _ids(text: str, tokenizer: LoadedTokenizer, chat: bool) -> torch.Tensor:
+def _encoder(tokenizer: LoadedTokenizer, chat: bool) -> Callable[[str], torch.Tensor]:
+    """What makes ids, int64 ``[n]``, of a text. It takes long to make for what it takes to use."""
     codec = _codec(tokenizer)
     if not chat or tokenizer.chat_template is None:
-        return torch.tensor(codec.encode(text), dtype=torch.int64)
+        return lambda text: torch.tensor(codec.encode(text), dtype=torch.int64)
     template = compile_template(tokenizer.chat_template, tokenizer.info.special_tokens, "the model's chat template")
-    rendered = template.render([{"role": "user", "content": text}])
-    return torch.tensor(codec.encode_rendered(rendered), dtype=torch.int64)
+
+    def encode(text: str) -> torch.Tensor:
+        rendered = template.render([{"role": "user", "content": text}])
+        return torch.tensor(codec.encode_rendered(rendered), dtype=torch.int64)
+
+    return encode
 
 
 def _codec(tokenizer: LoadedTokenizer) -> TextCodec:
@@ -88,4 +95,4 @@ def _codec(tokenizer: LoadedTokenizer) -> TextCodec:
 
 def _filler(name: str, ids: torch.Tensor, length: int) -> Prompt:
     repeated = ids.repeat(-(-length // len(ids)))[:length]
-    return Prompt(name, f"<the first {length} tokens of the text>", repeated)
+    return Prompt(name, f"<the first {length} tokens of the text>", repeated, to_eos=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,18 @@ from transformers import PreTrainedModel
 
 from pipeline.artifacts import Loaded, LoadedTokenizer, Quantized
 from pipeline.config import CheckSettings
-from pipeline.goldens import Prompt, assemble, full_logits, mean_nll, record, record_forced, tokens_of
+from pipeline.goldens import (
+    Prompt,
+    assemble,
+    full_logits,
+    mean_nll,
+    record,
+    record_forced,
+    rounding_of,
+    tokens_of,
+)
 from pipeline.prompts import prompts_of, text_ids
-from pipeline.quantization.reference import reference_of
+from pipeline.quantization.reference import quantizes_activations, reference_of
 from runners.check import FullLogits
 from runners.goldens import Goldens, GoldenText
 
@@ -25,9 +35,22 @@ class Recorded:
 
 
 def record_goldens(
-    loaded: Loaded, quantized: Quantized, tokenizer: LoadedTokenizer, settings: CheckSettings, max_length: int
+    loaded: Loaded,
+    quantized: Quantized,
+    tokenizer: LoadedTokenizer,
+    settings: CheckSettings,
+    max_length: int,
+    drafts: Sequence[torch.Tensor] | None = None,
 ) -> Recorded:
     """Run both models along the check's prompts and text.
+
+    Args:
+        loaded: The source's model.
+        quantized: The package's.
+        tokenizer: Gives the prompts and the tokens that end an answer.
+        settings: Prompts, steps and text.
+        max_length: Of the cache.
+        drafts: A guess of each prompt's tokens, int64 [1 to steps], in the order of :func:`prompts_of`.
 
     Raises:
         UserError: a prompt does not fit, or the text cannot be read.
@@ -36,22 +59,37 @@ def record_goldens(
     ids = text_ids(settings, tokenizer)
     text = ids[: settings.perplexity.tokens] if ids is not None and settings.perplexity is not None else None
     window = settings.perplexity.window if settings.perplexity is not None else 0
-    return record_along(loaded.model, quantized.model, prompts, settings.steps, text, window)
+    greedy = Greedy(settings.steps, frozenset(tokenizer.info.eos_ids), drafts)
+    return record_along(loaded.model, quantized.model, prompts, greedy, text, window)
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """How the prompts are continued."""
+
+    steps: int
+    eos_ids: frozenset[int]
+    drafts: Sequence[torch.Tensor] | None = None  # a guess for each prompt, int64 [1 to steps]
 
 
 def record_along(
     source: PreTrainedModel,
     quantized: PreTrainedModel,
     prompts: list[Prompt],
-    steps: int,
+    greedy: Greedy,
     text: torch.Tensor | None = None,
     window: int = 0,
 ) -> Recorded:
-    """Run both models along ``prompts``, ``steps`` tokens each, and over ``text`` (int64 ``[n]``) in windows."""
+    """Run both models along ``prompts`` and over ``text`` (int64 ``[n]``) in windows of ``window`` tokens."""
     reference = reference_of(quantized)
-    ours = record(reference, prompts, steps, keep_logits=True)
+    ours = record(reference, prompts, greedy.steps, greedy.eos_ids, greedy.drafts, keep_logits=True)
+    our_nll = mean_nll(reference, text, window) if text is not None else 0.0
+    del reference  # float64 takes twice its memory
+    rounding = None
+    if quantizes_activations(quantized):
+        rounding = rounding_of(reference_of(quantized, torch.float64), prompts, ours)
     theirs = record_forced(source, prompts, tokens_of(ours), keep_logits=True)
     golden_text = None
     if text is not None:
-        golden_text = GoldenText(text, window, mean_nll(reference, text, window), mean_nll(source, text, window))
-    return Recorded(assemble(prompts, ours, theirs, golden_text), full_logits(prompts, ours, theirs))
+        golden_text = GoldenText(text, window, our_nll, mean_nll(source, text, window))
+    return Recorded(assemble(prompts, ours, theirs, golden_text, rounding), full_logits(prompts, ours, theirs))

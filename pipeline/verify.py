@@ -8,14 +8,15 @@ from pipeline.config import CheckSettings
 from pipeline.record import Recorded
 from runners.check import Progress
 from runners.check_command import replay
-from runners.check_report import CheckReport, Limits, write_report
+from runners.check_report import CheckReport, Limits, QuantizedLimits, write_report
 from runners.manifest import REPORT_DIRECTORY
 from runners.package import open_package
 
 
 def verify(directory: Path, settings: CheckSettings, recorded: Recorded, progress: Progress) -> CheckReport:
     """Check the package in ``directory`` as ``pteline check`` does, over the whole vocabulary; write the report."""
-    quantized, unquantized = (Limits(**limits.model_dump()) for limits in (settings.quantized, settings.unquantized))
+    quantized = QuantizedLimits(**settings.quantized.model_dump())
+    unquantized = Limits(**settings.unquantized.model_dump())
     package = open_package(directory)
     report = replay(package, recorded.goldens, quantized, unquantized, recorded.full, None, progress)
     (directory / REPORT_DIRECTORY).mkdir(exist_ok=True)

@@ -21,6 +21,8 @@ from runners.check_report import (
     Limits,
     PerplexityReport,
     PromptReport,
+    QuantizedLimits,
+    kl_over_rounding,
 )
 from runners.errors import UserError
 from runners.goldens import GoldenPrompt, Goldens, GoldenText, Reference
@@ -58,7 +60,7 @@ def _silent(_message: str) -> None:
 def check(
     source: LogitSource,
     goldens: Goldens,
-    limits_quantized: Limits,
+    limits_quantized: QuantizedLimits,
     limits_unquantized: Limits,
     full: FullLogits | None = None,
     progress: Progress = _silent,
@@ -81,7 +83,7 @@ def check(
     """
     refuse_unmeasurable(goldens, limits_quantized, limits_unquantized)
     full = full or FullLogits()
-    prompts = []
+    prompts: list[PromptReport] = []
     for number, prompt in enumerate(goldens.prompts, 1):
         progress(f"prompt {number} of {len(goldens.prompts)} ({prompt.name})")
         prompts.append(_report(prompt, run_prompt(source, prompt), full))
@@ -91,6 +93,7 @@ def check(
         prompts=tuple(prompts),
         perplexity=perplexity,
         repeatable=repeatable,
+        kl_over_rounding=kl_over_rounding(prompts),
         limits_quantized=limits_quantized,
         limits_unquantized=limits_unquantized,
         violations=(),
@@ -130,6 +133,7 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _report(prompt: GoldenPrompt, logits: torch.Tensor, full: FullLogits) -> PromptReport:
+    rounding = prompt.rounding
     return PromptReport(
         name=prompt.name,
         text=prompt.text,
@@ -137,6 +141,7 @@ def _report(prompt: GoldenPrompt, logits: torch.Tensor, full: FullLogits) -> Pro
         finite=bool(logits.isfinite().all()),
         quantized=compare(logits, prompt.quantized, full.quantized.get(prompt.name)),
         unquantized=compare(logits, prompt.unquantized, full.unquantized.get(prompt.name)),
+        rounding=rounding and (rounding.whole if prompt.name in full.quantized else rounding.recorded),
     )
 
 

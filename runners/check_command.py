@@ -10,8 +10,15 @@ from typing import Protocol
 from rich.console import Console
 
 from runners.check import FullLogits, Progress, check, repeats
-from runners.check_render import render
-from runners.check_report import Against, CheckReport, Limits, limits_from_config, write_report
+from runners.check_render import show
+from runners.check_report import (
+    CheckReport,
+    Limits,
+    QuantizedLimits,
+    limits_from_config,
+    quantized_limits_from_config,
+    write_report,
+)
 from runners.errors import CheckFailedError, UserError
 from runners.files import require_writable
 from runners.goldens import Goldens, load
@@ -91,8 +98,8 @@ def _open(package: Path, json: Path | None) -> Package:
     return open_package(package)
 
 
-def package_limits(package: Package, against: Against) -> Limits:
-    """The limits that a package's configuration sets against one reference.
+def package_limits(package: Package) -> tuple[QuantizedLimits, Limits]:
+    """The limits that a package's configuration sets, against the quantized and against the unquantized reference.
 
     Raises:
         UserError: the configuration's ``check`` section is not one.
@@ -100,15 +107,15 @@ def package_limits(package: Package, against: Against) -> Limits:
     settings = package.manifest.config.get("check") or {}
     if not isinstance(settings, dict):
         raise UserError(f"{package.path}: the manifest's config.check is {settings!r}, expected a mapping")
-    return limits_from_config(settings, against)
+    return quantized_limits_from_config(settings), limits_from_config(settings, "unquantized")
 
 
 def _replay(
     package: Package, goldens: Goldens, full: FullLogits | None, threads: int | None, *, measures_text: bool
 ) -> CheckReport:
     dropped = {} if measures_text else {"max_perplexity_ratio": None}
-    quantized = package_limits(package, "quantized").model_copy(update=dropped)
-    unquantized = package_limits(package, "unquantized").model_copy(update=dropped)
+    quantized, unquantized = package_limits(package)
+    quantized, unquantized = quantized.model_copy(update=dropped), unquantized.model_copy(update=dropped)
     with Console(stderr=True).status("loading") as status:
         return replay(package, goldens, quantized, unquantized, full, threads, status.update)
 
@@ -116,7 +123,7 @@ def _replay(
 def replay(
     package: Package,
     goldens: Goldens,
-    quantized: Limits,
+    quantized: QuantizedLimits,
     unquantized: Limits,
     full: FullLogits | None,
     threads: int | None,
@@ -153,6 +160,6 @@ def _conclude(report: CheckReport, json: Path | None) -> None:
     """The report is written before the verdict is spoken: a failed check is when it is wanted most."""
     if json is not None:
         write_report(report, json)
-    Console().print(render(report))
+    show(report, Console())
     if not report.passed:
         raise CheckFailedError("the check failed:\n" + "\n".join(f"  {found.message}" for found in report.violations))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runners.check_report import Against, CheckReport, Limits, Violation
+from runners.check_report import Against, CheckReport, Limits, QuantizedLimits, Violation
 from runners.errors import UserError
 from runners.goldens import Goldens
 
@@ -15,13 +15,13 @@ PER_PROMPT = {  # limit -> the figure of a comparison, its name
 }
 
 
-def refuse_unmeasurable(goldens: Goldens, *limits: Limits) -> None:
+def refuse_unmeasurable(goldens: Goldens, quantized: QuantizedLimits, unquantized: Limits) -> None:
     """A limit that nothing measures would always pass.
 
     Raises:
         UserError: it names the limit and what the goldens lack.
     """
-    for limit in limits:
+    for limit in (quantized, unquantized):
         if limit.max_perplexity_ratio is not None and goldens.text is None:
             raise UserError(
                 "max_perplexity_ratio is set, but the goldens hold no text: set check.perplexity and rebuild"
@@ -29,12 +29,19 @@ def refuse_unmeasurable(goldens: Goldens, *limits: Limits) -> None:
         wanted = [name for name in (*PER_PROMPT, "min_equal_prompts") if getattr(limit, name) is not None]
         if wanted and not goldens.prompts:
             raise UserError(f"{wanted[0]} is set, but the goldens hold no prompt: set check.prompts and rebuild")
+    floors = [prompt.rounding for prompt in goldens.prompts]
+    if quantized.max_kl_over_rounding is not None and (not floors or None in floors):
+        raise UserError(
+            "max_kl_over_rounding is set, but the goldens hold no run in float64: only prompts of a package that "
+            "quantizes activations have one; remove the limit, or set check.prompts and rebuild"
+        )
 
 
 def violations(report: CheckReport) -> tuple[Violation, ...]:
     """Everything that fails the check, in the order of the report."""
     found = [*_unconditional(report)]
     found += _against(report, "quantized", report.limits_quantized)
+    found += _over_rounding(report, report.limits_quantized.max_kl_over_rounding)
     found += _against(report, "unquantized", report.limits_unquantized)
     return tuple(found)
 
@@ -62,6 +69,17 @@ def _against(report: CheckReport, against: Against, limits: Limits) -> Iterator[
         yield _violation(
             against, "max_perplexity_ratio", report.perplexity.ratio(against), ratio, None, "perplexity ratio"
         )
+
+
+def _over_rounding(report: CheckReport, limit: float | None) -> Iterator[Violation]:
+    value, rule = report.kl_over_rounding, "max_kl_over_rounding"
+    if limit is None or value is None or value <= limit:
+        return
+    message = (
+        f"mean KL against quantized is {value:.6g} times that of eager against itself in float64, at most {limit:.6g} "
+        f"allowed ({rule})"
+    )
+    yield Violation(against="quantized", rule=rule, value=value, limit=limit, prompt=None, message=message)
 
 
 def _unequal(report: CheckReport, against: Against, limit: float | None) -> Iterator[Violation]:

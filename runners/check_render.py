@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from runners.check_report import Against, CheckReport, Comparison, Difference, PromptReport
+from runners.goldens import RoundingFigures
+
+_WIDTH = 160  # of the tables, where the output is a file or a pipe
 
 REFERENCES: tuple[Against, ...] = ("quantized", "unquantized")
 _TITLES: dict[Against, str] = {
     "quantized": "Against eager execution of the package's weights",
     "unquantized": "Against eager execution of the source's weights",
 }
+_ITSELF = "eager against itself in float64"
+
+
+def show(report: CheckReport, console: Console) -> None:
+    """Print a report."""
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+    console.print(render(report))
 
 
 def render(report: CheckReport) -> RenderableType:
     """Figures of every prompt. The violations are not listed: they are the error message of a failed check."""
     parts: list[RenderableType] = [_table(report, against) for against in REFERENCES if report.prompts]
+    if report.kl_over_rounding is not None:
+        parts.insert(1, Text(_over_rounding(report.kl_over_rounding)))
     if report.perplexity is not None:
         parts.append(Text(_perplexity(report)))
     verdict = "check passed" if report.passed else f"check FAILED, {len(report.violations)} limits broken"
@@ -27,7 +40,9 @@ def render(report: CheckReport) -> RenderableType:
 
 
 def _table(report: CheckReport, against: Against) -> Table:
-    table = Table(title=_TITLES[against], title_justify="left")
+    has_floor = against == "quantized" and any(prompt.rounding is not None for prompt in report.prompts)
+    note = f" (in brackets: {_ITSELF})" if has_floor else ""
+    table = Table(title=f"{_TITLES[against]}{note}", title_justify="left")
     table.add_column("prompt")
     for column in ("tokens", "equal"):
         table.add_column(column, justify="right")
@@ -35,21 +50,40 @@ def _table(report: CheckReport, against: Against) -> Table:
     for column in ("max margin", "max |Δlogit|", "mean |Δlogit|", "mean KL"):
         table.add_column(column, justify="right")
     for prompt in report.prompts:
-        table.add_row(*_row(prompt, prompt.against(against)))
+        rounding = prompt.rounding if against == "quantized" else None
+        table.add_row(*_row(prompt, prompt.against(against), rounding))
     return table
 
 
-def _row(prompt: PromptReport, comparison: Comparison) -> tuple[str, ...]:
-    return (
-        escape(prompt.name),
-        str(prompt.prompt_tokens),
+def _row(prompt: PromptReport, comparison: Comparison, rounding: RoundingFigures | None) -> tuple[str, ...]:
+    bound = "" if comparison.whole_vocabulary else "≥ "
+    cells = (
         f"{comparison.equal_steps}/{comparison.steps}",
         _difference(comparison.differences[0]) if comparison.differences else "",
         f"{comparison.max_margin:.3g}" if comparison.differences else "",
         f"{comparison.max_logit_difference:.3g}",
         f"{comparison.mean_logit_difference:.3g}",
-        f"{'' if comparison.whole_vocabulary else '≥ '}{comparison.mean_kl:.3g}",
+        f"{bound}{comparison.mean_kl:.3g}",
     )
+    floors = _floors(rounding, comparison.steps, bound) if rounding is not None else ("",) * len(cells)
+    both = (f"{cell} {floor}".strip() for cell, floor in zip(cells, floors, strict=True))
+    return (escape(prompt.name), str(prompt.prompt_tokens), *both)
+
+
+def _floors(rounding: RoundingFigures, steps: int, bound: str) -> tuple[str, ...]:
+    """Beside each figure of a program, in brackets, that of the reference against itself."""
+    return (
+        f"({rounding.equal_steps}/{steps})",
+        "",
+        f"({rounding.max_margin:.3g})" if rounding.equal_steps < steps else "",
+        f"({rounding.max_logit_difference:.3g})",
+        f"({rounding.mean_logit_difference:.3g})",
+        f"({bound}{rounding.mean_kl:.3g})",
+    )
+
+
+def _over_rounding(ratio: float) -> str:
+    return f"mean KL over all steps: {ratio:.3g} times that of {_ITSELF}, which differs by rounding alone"
 
 
 def _difference(difference: Difference) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from runners.errors import UserError
 from runners.files import write_text
+from runners.goldens import RoundingFigures
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 Against = Literal["quantized", "unquantized"]
@@ -28,6 +31,15 @@ class Limits(Strict):
     max_logit_difference: PositiveFloat | None = None
     max_mean_kl: PositiveFloat | None = None  # nats, over the steps of a prompt
     max_perplexity_ratio: PositiveFloat | None = None
+
+
+class QuantizedLimits(Limits):
+    """Limits of the check against eager execution of the package's own weights."""
+
+    max_kl_over_rounding: PositiveFloat | None = None  # ``CheckReport.kl_over_rounding``
+
+
+LimitsKind = TypeVar("LimitsKind", bound=Limits)
 
 
 class Difference(Strict):
@@ -72,6 +84,7 @@ class PromptReport(Strict):
     finite: bool  # no NaN and no infinity among the program's logits
     quantized: Comparison
     unquantized: Comparison
+    rounding: RoundingFigures | None  # of the quantized reference against itself in float64, measured as ``quantized``
 
     def against(self, name: Against) -> Comparison:
         """The comparison with one of the references."""
@@ -105,18 +118,35 @@ class Violation(Strict):
 class CheckReport(Strict):
     """The whole check."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     passed: bool
     prompts: tuple[PromptReport, ...]
     perplexity: PerplexityReport | None
     repeatable: bool  # the first prompt, run again after all others, gave bit-identical logits
-    limits_quantized: Limits
+    kl_over_rounding: float | None  # ``kl_over_rounding`` of the prompts
+    limits_quantized: QuantizedLimits
     limits_unquantized: Limits
     violations: tuple[Violation, ...]
 
     def equal_share(self, against: Against) -> float:
         """Share of the prompts on which every greedy token equals the reference's."""
         return sum(prompt.against(against).tokens_equal for prompt in self.prompts) / len(self.prompts)
+
+
+def kl_over_rounding(prompts: Sequence[PromptReport]) -> float | None:
+    """Mean KL of the program against the quantized reference over that of the same weights in float64, over all steps.
+
+    None: there is no prompt, or nothing was measured in float64. A program that is as close to the reference as
+    rounding lets any be has about 1.
+    """
+    pairs = [(prompt.quantized, prompt.rounding) for prompt in prompts if prompt.rounding is not None]
+    if not pairs or len(pairs) < len(prompts):
+        return None
+    program = sum(found.mean_kl * found.steps for found, _ in pairs)
+    floor = sum(rounding.mean_kl * found.steps for found, rounding in pairs)
+    if floor == 0:
+        return 0.0 if program == 0 else math.inf
+    return program / floor
 
 
 def write_report(report: CheckReport, path: Path) -> None:
@@ -144,8 +174,17 @@ def limits_from_config(settings: dict[str, JsonValue], against: Against) -> Limi
     Raises:
         UserError: the section holds an unknown limit or a value out of range.
     """
+    return _limits(settings, against, Limits)
+
+
+def quantized_limits_from_config(settings: dict[str, JsonValue]) -> QuantizedLimits:
+    """The limits against the quantized reference. Raises as :func:`limits_from_config` does."""
+    return _limits(settings, "quantized", QuantizedLimits)
+
+
+def _limits(settings: dict[str, JsonValue], against: Against, kind: type[LimitsKind]) -> LimitsKind:
     try:
-        return Limits.model_validate(settings.get(against) or {})
+        return kind.model_validate(settings.get(against) or {})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, ("check", against, *first["loc"])))

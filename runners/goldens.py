@@ -1,8 +1,8 @@
 """Goldens: what eager PyTorch computed on the build host, recorded so that any machine can replay it.
 
-P prompts, N steps, V vocabulary, T the ``TOP`` largest logits of a step (V where the vocabulary is smaller). Everything
-is teacher-forced on the eager model's own greedy tokens, so that one pass over them shows at which steps a program
-would have chosen differently. Greedy decoding does not stop at an end-of-sequence token: every prompt has N steps.
+P prompts, N steps of a prompt, V vocabulary, T the ``TOP`` largest logits of a step (V where the vocabulary is
+smaller). Everything is teacher-forced on the eager model's own greedy tokens, so that one pass over them shows at which
+steps a program would have chosen differently. The steps of most prompts end with the first end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from runners.errors import UserError
 
 TOP = 64
-FORMAT = "pteline-goldens-1"
+FORMAT = "pteline-goldens-2"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,32 @@ class Reference:
     top_ids: torch.Tensor  # int64 [N, T]
     top_logits: torch.Tensor  # float32 [N, T], largest first
     log_sum_exp: torch.Tensor  # float32 [N], over the whole vocabulary
+
+
+class Figures(BaseModel):
+    """Base of figures in the file's metadata: infinities and NaN survive JSON as strings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class RoundingFigures(Figures):
+    """How far eager float64 execution of the package's weights lies from eager float32 execution, along one prompt."""
+
+    equal_steps: int
+    max_margin: float  # logits; 0 where every step is equal
+    max_logit_difference: float
+    mean_logit_difference: float
+    mean_kl: float  # nats
+
+
+class Rounding(Figures):
+    """What rounding alone does to a model whose activations are quantized: no program can be much closer than this.
+
+    A last bit decides which way an activation is rounded to int8, and that decides others in the layers behind it.
+    """
+
+    recorded: RoundingFigures  # over the recorded logits, as a program is measured away from the build host
+    whole: RoundingFigures  # over the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -47,6 +73,7 @@ class GoldenPrompt:
     forced: torch.Tensor  # int64 [N]: the greedy tokens of the model with the package's weights
     quantized: Reference  # eager execution of the package's weights
     unquantized: Reference  # eager execution of the source's weights, teacher-forced on ``forced``
+    rounding: Rounding | None = None  # None: the model quantizes no activation
 
 
 @dataclass(frozen=True)
@@ -74,6 +101,7 @@ class Goldens:
 class _PromptHeader:
     name: str
     text: str
+    rounding: Rounding | None
 
 
 @dataclass(frozen=True)
@@ -140,7 +168,7 @@ def load(path: Path) -> Goldens:
 
 
 def _header(goldens: Goldens) -> _Header:
-    prompts = tuple(_PromptHeader(prompt.name, prompt.text) for prompt in goldens.prompts)
+    prompts = tuple(_PromptHeader(prompt.name, prompt.text, prompt.rounding) for prompt in goldens.prompts)
     text = goldens.text
     figures = _TextHeader(text.window, text.quantized_nll, text.unquantized_nll) if text is not None else None
     return _Header(FORMAT, prompts, figures)
@@ -174,6 +202,7 @@ def _read_prompt(path: Path, tensors: Mapping[str, torch.Tensor], header: _Promp
         forced=forced,
         quantized=_read_reference(path, tensors, f"{header.name}/quantized", forced.shape[0]),
         unquantized=_read_reference(path, tensors, f"{header.name}/unquantized", forced.shape[0]),
+        rounding=header.rounding,
     )
 
 

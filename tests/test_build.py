@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,10 +23,13 @@ from pipeline.artifacts import Exported, Package
 from pipeline.build import BuildOptions, build
 from pipeline.caches.device import CustomLayer
 from pipeline.config_reader import read
+from pipeline.draft import draft
+from pipeline.goldens import Prompt
 from pipeline.stage_cache import StageCache
 from pipeline.stages import Stages
 from runners.errors import CheckFailedError, UserError
 from runners.generate import generate
+from runners.goldens import load as load_goldens
 from runners.package import open_package
 from runners.pte import read_program
 from runners.session import Session
@@ -70,11 +75,18 @@ class Workshop:
         path.write_text(yaml.safe_dump({**content, **sections}))
         return path
 
-    def build(self, config: Path, *overrides: str, cache: str | None = "cache", **options: object) -> Package:
+    def build(
+        self,
+        config: Path,
+        *overrides: str,
+        cache: str | None = "cache",
+        console: Console | None = None,
+        **options: object,
+    ) -> Package:
         """Build in this process."""
         settings = read(config, overrides)
         root = self.folder / cache if cache is not None else None
-        return build(settings, BuildOptions(**options), Stages(Console(quiet=True)), StageCache(root))
+        return build(settings, BuildOptions(**options), Stages(console or Console(quiet=True)), StageCache(root))
 
     def command(self, config: Path, *arguments: str) -> list[str]:
         """The command line that builds."""
@@ -145,7 +157,8 @@ def test_the_command_line_builds_a_package_that_decodes_as_eager_does(empty: Wor
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{empty.folder / 'dist' / 'm'}\n"
     stages = [line.split()[0] for line in done.stderr.splitlines() if " cpu " in line]
-    assert stages == ["load", "quantize", "register", "export", "lower", "emit", "record", "package", "check"]
+    before_it_runs = ["load", "quantize", "register", "export", "lower", "emit", "package"]
+    assert stages == [*before_it_runs, "draft", "record", "check"]
     assert empty.names() == {"m"}
     assert {path.name for path in (empty.folder / "dist" / "m").iterdir()} == {
         "model.pte",
@@ -180,7 +193,7 @@ def test_the_manifest_says_what_was_built(two_methods: Package) -> None:
     assert manifest.cache is not None
     assert manifest.cache.bytes == 2 * 2 * LENGTH * 2 * 16 * 4
     assert all(m.planned_bytes >= manifest.cache.bytes for m in manifest.methods.values())
-    assert {"load", "export", "lower", "emit", "record", "package", "check"} <= set(manifest.timings)
+    assert {"load", "export", "lower", "emit", "package", "draft", "record", "check"} <= set(manifest.timings)
     assert manifest.config["cache"] == {"max_length": LENGTH, "placement": "buffer"}
 
 
@@ -228,6 +241,9 @@ def test_quantized_packages_are_close_to_eager_of_the_same_weights(workshop: Wor
     package = workshop.build(workshop.config("quantized", quantize=quantize, check=CLOSE))
     for prompt in report_of(package)["prompts"]:
         assert prompt["quantized"]["mean_kl"] < prompt["unquantized"]["mean_kl"] / 5
+        assert 0 < prompt["rounding"]["mean_kl"] < prompt["unquantized"]["mean_kl"] / 5
+        assert prompt["rounding"]["max_logit_difference"] > prompt["rounding"]["mean_logit_difference"] > 0
+    assert report_of(package)["kl_over_rounding"] > 0
     manifest = open_package(package.path).manifest
     assert manifest.quantization["quantize.linear"].startswith(quantize["linear"])
     assert any(name.startswith("quantized_decomposed::embedding") for name in manifest.operators)
@@ -304,6 +320,53 @@ def test_another_text_under_the_same_name_is_recorded_anew(workshop: Workshop, t
         assert stages_of(again)["record"] is False
     finally:
         text.write_text(before)
+
+
+@pytest.mark.parametrize("guess", [[7], [7, 7, 7, 7, 7, 7, 7, 7]], ids=["one token", "every token"])
+def test_a_wrong_draft_changes_no_byte_of_the_goldens(
+    workshop: Workshop, two_methods: Package, monkeypatch: pytest.MonkeyPatch, guess: list[int]
+) -> None:
+    drafted: list[int] = []
+
+    def wrong(directory: Path, prompts: list[Prompt], *rest: object) -> list[torch.Tensor]:
+        drafted.append(len(prompts))
+        return [torch.tensor(guess) for _ in prompts]
+
+    monkeypatch.setattr(build_module, "draft", wrong)
+    for entry in (workshop.folder / "cache").glob("record-*"):
+        shutil.rmtree(entry)
+    again = workshop.build(workshop.folder / "two_methods.yaml", "name=again")
+    assert drafted == [4]
+    goldens = "goldens.safetensors"
+    assert (again.path / goldens).read_bytes() == (two_methods.path / goldens).read_bytes()
+
+
+def test_the_program_drafts_what_it_writes(two_methods: Package) -> None:
+    codec = tiny.tokenizer()
+    tokens = session_tokens(two_methods, PROMPTS[0])
+    prompt = Prompt("0", PROMPTS[0], torch.tensor(codec(PROMPTS[0]).input_ids))
+    endless = Prompt("long", prompt.text, prompt.ids, to_eos=False)
+    threads = torch.get_num_threads()
+    found = draft(two_methods.path, [prompt, endless, prompt], STEPS, [tokens[2]])
+    end = tokens.index(tokens[2]) + 1
+    assert [ids.tolist() for ids in found] == [tokens[:end], tokens, tokens[:end]]
+    assert torch.get_num_threads() == threads
+
+
+def test_golden_steps_end_with_the_answer(workshop: Workshop, two_methods: Package) -> None:
+    """A token that the model writes becomes an end of answers; the prompts that test the cache go on."""
+    folder = workshop.folder / "ending"
+    shutil.copytree(workshop.folder / "llama", folder)
+    tokens = [eager_tokens(prompt) for prompt in PROMPTS]
+    eos_id = tokens[0][2]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, eos_id]}))
+    package = workshop.build(workshop.config("ending", model={"source": "./ending"}))
+    recorded = load_goldens(package.path / "goldens.safetensors").prompts
+    expected = [t[: t.index(eos_id) + 1] if eos_id in t else t for t in tokens]
+    assert [p.forced.tolist() for p in recorded[:2]] == expected
+    assert len(expected[0]) == tokens[0].index(eos_id) + 1 < STEPS
+    assert [p.forced.shape[0] for p in recorded[2:]] == [STEPS, STEPS]
+    assert [p["quantized"]["steps"] for p in report_of(package)["prompts"]] == [p.forced.shape[0] for p in recorded]
 
 
 def test_kept_exports_load_and_decode_as_eager_does(two_methods: Package) -> None:
@@ -396,6 +459,21 @@ def test_keys_that_are_written_one_late_fail_the_check(empty: Workshop, monkeypa
     monkeypatch.setattr(CustomLayer, "update", one_late)
     with pytest.raises(CheckFailedError, match=BROKEN):
         empty.build(small(empty), cache=None)
+
+
+def test_a_failed_check_prints_its_table_and_leaves_the_earlier_package(
+    workshop: Workshop, two_methods: Package
+) -> None:
+    before = bytes_of(two_methods.path)
+    console = Console(file=io.StringIO())
+    limit = "check.quantized.max_mean_kl=1e-30"
+    with pytest.raises(CheckFailedError, match=r"two_methods is not written, .*\n.*max_mean_kl"):
+        workshop.build(workshop.folder / "two_methods.yaml", limit, console=console)
+    printed = console.file.getvalue()
+    assert "Against eager execution of the package's weights" in printed
+    assert "│ to_the_end │" in printed
+    assert "check FAILED" in printed
+    assert bytes_of(two_methods.path) == before
 
 
 # Refusals

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from pipeline.config import Limits as ConfigLimits
+from pipeline.config import QuantizedLimits as ConfigQuantizedLimits
 from runners.check import FullLogits, LogitSource, repeats
 from runners.check import check as check_repeatable
-from runners.check_report import CheckReport, Limits, limits_from_config, read_report, write_report
+from runners.check_render import show
+from runners.check_report import (
+    CheckReport,
+    Limits,
+    QuantizedLimits,
+    limits_from_config,
+    quantized_limits_from_config,
+    read_report,
+    write_report,
+)
 from runners.errors import UserError
-from runners.goldens import GoldenPrompt, Goldens, GoldenText, summarise
+from runners.goldens import GoldenPrompt, Goldens, GoldenText, Rounding, RoundingFigures, summarise
 from runners.metrics import windows
 
 VOCABULARY, STEPS = 200, 5
-STRICT = Limits(
+STRICT = QuantizedLimits(
     min_equal_prompts=1,
     max_margin=1e-6,
     max_logit_difference=1e-6,
     max_mean_kl=1e-6,
     max_perplexity_ratio=1.000001,
 )
-OPEN = Limits()
+OPEN = QuantizedLimits()
 
 
 class TableModel:
@@ -149,7 +162,7 @@ def test_one_corrupted_logit_fails_on_its_prompt_alone(goldens: Goldens) -> None
     wrong = table(0)
     row = sum((i + 1) * token for i, token in enumerate(PROMPTS["1"])) % 97
     wrong[row, int(goldens.prompts[1].quantized.top_ids[0, 3])] += 0.25  # not enough to change the choice
-    report = check(TableModel(wrong), goldens, Limits(max_logit_difference=0.1), OPEN)
+    report = check(TableModel(wrong), goldens, QuantizedLimits(max_logit_difference=0.1), OPEN)
     assert rules(report) == [("quantized", "max_logit_difference", "1")]
     assert report.violations[0].value == pytest.approx(0.25)
     assert report.violations[0].limit == 0.1
@@ -163,7 +176,7 @@ def test_a_wrong_choice_is_reported_with_its_margin(goldens: Goldens) -> None:
     reference = goldens.prompts[0].quantized
     second = int(reference.top_ids[0, 1])
     wrong[row, second] = reference.top_logits[0, 0] + 1
-    report = check(TableModel(wrong), goldens, Limits(max_margin=1e-9), OPEN)
+    report = check(TableModel(wrong), goldens, QuantizedLimits(max_margin=1e-9), OPEN)
     first = report.prompts[0].quantized.differences[0]
     assert (first.step, first.wanted, first.got) == (0, int(reference.tokens[0]), second)
     assert first.margin == pytest.approx(float(reference.top_logits[0, 0] - reference.top_logits[0, 1]))
@@ -185,8 +198,8 @@ def test_share_of_equal_prompts(goldens: Goldens) -> None:
     wrong = table(0)
     row = sum((i + 1) * token for i, token in enumerate(PROMPTS["long"])) % 97
     wrong[row, 0] = 99
-    assert check(TableModel(wrong), goldens, Limits(min_equal_prompts=0.6), OPEN).passed
-    report = check(TableModel(wrong), goldens, Limits(min_equal_prompts=0.7), OPEN)
+    assert check(TableModel(wrong), goldens, QuantizedLimits(min_equal_prompts=0.6), OPEN).passed
+    report = check(TableModel(wrong), goldens, QuantizedLimits(min_equal_prompts=0.7), OPEN)
     assert rules(report) == [("quantized", "min_equal_prompts", None)]
     assert report.violations[0].value == pytest.approx(2 / 3)
     assert "not on: long" in report.violations[0].message
@@ -221,7 +234,7 @@ def test_whole_vocabulary_references_see_what_the_recorded_miss(recorded: tuple[
     wrong = table(0)
     row = sum((i + 1) * token for i, token in enumerate(PROMPTS["0"])) % 97
     wrong[row, int(wrong[row].argmin())] += 1  # far below the recorded logits
-    limits = Limits(max_logit_difference=0.5)
+    limits = QuantizedLimits(max_logit_difference=0.5)
     assert check(TableModel(wrong), goldens, limits, OPEN).passed
     report = check(TableModel(wrong), goldens, limits, OPEN, full)
     assert rules(report) == [("quantized", "max_logit_difference", "0")]
@@ -229,7 +242,7 @@ def test_whole_vocabulary_references_see_what_the_recorded_miss(recorded: tuple[
 
 
 def test_perplexity_ratio(goldens: Goldens) -> None:
-    report = check(TableModel(table(0) * 1.5), goldens, Limits(max_perplexity_ratio=1.01), OPEN)
+    report = check(TableModel(table(0) * 1.5), goldens, QuantizedLimits(max_perplexity_ratio=1.01), OPEN)
     expected = math.exp(nll(TableModel(table(0) * 1.5), goldens.text.ids, 8))
     assert report.perplexity.program == pytest.approx(expected, rel=1e-5)
     assert rules(report) == [("quantized", "max_perplexity_ratio", None)]
@@ -260,7 +273,7 @@ def test_goldens_of_another_vocabulary_are_refused(goldens: Goldens) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, math.nan])
 def test_report_round_trip(goldens: Goldens, tmp_path: Path, scale: float) -> None:
-    report = check(TableModel(table(3) * scale), goldens, STRICT, OPEN)
+    report = check(TableModel(table(3) * scale), with_rounding(goldens, 0.25), STRICT, OPEN)
     write_report(report, tmp_path / "check.json")
     again = read_report(tmp_path / "check.json")
     assert again.model_dump_json() == report.model_dump_json()
@@ -279,11 +292,112 @@ def test_other_json_is_no_report(tmp_path: Path) -> None:
 def test_limits_are_those_of_the_configuration() -> None:
     assert set(Limits.model_fields) == set(ConfigLimits.model_fields)
     settings = ConfigLimits(max_margin=0.1, min_equal_prompts=0.875).model_dump(mode="json")
-    assert limits_from_config({"quantized": settings}, "quantized") == Limits(max_margin=0.1, min_equal_prompts=0.875)
-    assert limits_from_config({"quantized": settings}, "unquantized") == OPEN
+    assert limits_from_config({"unquantized": settings}, "unquantized") == Limits(**settings)
+    assert limits_from_config({"quantized": settings}, "unquantized") == Limits()
+    assert set(QuantizedLimits.model_fields) == set(ConfigQuantizedLimits.model_fields)
+    settings = ConfigQuantizedLimits(max_margin=0.1, max_kl_over_rounding=3).model_dump(mode="json")
+    found = quantized_limits_from_config({"quantized": settings})
+    assert found == QuantizedLimits(max_margin=0.1, max_kl_over_rounding=3)
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_margn", 1), ("max_margin", -1), ("min_equal_prompts", 2)])
 def test_bad_limits_name_the_key(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"check\.quantized\.{name}"):
-        limits_from_config({"quantized": {name: value}}, "quantized")
+        quantized_limits_from_config({"quantized": {name: value}})
+
+
+# Rounding
+
+
+def figures(kl: float) -> RoundingFigures:
+    return RoundingFigures(
+        equal_steps=4, max_margin=0.375, max_logit_difference=2.5, mean_logit_difference=0.625, mean_kl=kl
+    )
+
+
+def with_rounding(goldens: Goldens, recorded: float, whole: float = 1.0) -> Goldens:
+    """``goldens`` with the KL of a float64 run for every prompt: of the recorded logits, of the whole vocabulary."""
+    rounding = Rounding(recorded=figures(recorded), whole=figures(whole))
+    return Goldens(tuple(replace(prompt, rounding=rounding) for prompt in goldens.prompts), goldens.text)
+
+
+def shortened(prompt: GoldenPrompt, steps: int) -> GoldenPrompt:
+    """The same prompt with its first steps alone, as if the model had ended it there."""
+    both = [
+        summarise(along(model, prompt.prompt_ids.tolist(), prompt.forced.tolist())[:steps])
+        for model in (QUANTIZED, SOURCE)
+    ]
+    return GoldenPrompt(prompt.name, prompt.text, prompt.prompt_ids, prompt.forced[:steps], *both, prompt.rounding)
+
+
+def test_kl_is_given_as_a_multiple_of_rounding_over_all_steps(goldens: Goldens) -> None:
+    """Prompts of unequal length weigh as many times as they have steps."""
+    floored = with_rounding(goldens, 0.25)
+    uneven = Goldens((shortened(floored.prompts[0], 1), *floored.prompts[1:]), None)
+    report = check(TableModel(table(3)), uneven, OPEN, OPEN)
+    kl = [prompt.quantized.mean_kl for prompt in report.prompts]
+    assert [prompt.quantized.steps for prompt in report.prompts] == [1, STEPS, STEPS]
+    assert report.kl_over_rounding == pytest.approx((kl[0] + STEPS * kl[1] + STEPS * kl[2]) / (1 + 2 * STEPS) / 0.25)
+
+
+def test_kl_over_rounding_is_limited(goldens: Goldens) -> None:
+    floored = with_rounding(goldens, 0.25)
+    value = check(TableModel(table(3)), floored, OPEN, OPEN).kl_over_rounding
+    assert check(TableModel(table(3)), floored, QuantizedLimits(max_kl_over_rounding=value * 1.001), OPEN).passed
+    report = check(TableModel(table(3)), floored, QuantizedLimits(max_kl_over_rounding=value * 0.999), OPEN)
+    assert rules(report) == [("quantized", "max_kl_over_rounding", None)]
+    assert report.violations[0].value == value
+    assert "times that of eager against itself in float64, at most" in report.violations[0].message
+    broken = check(TableModel(table(3) * math.nan), floored, QuantizedLimits(max_kl_over_rounding=1e9), OPEN)
+    assert ("quantized", "max_kl_over_rounding", None) in rules(broken)
+
+
+def test_a_run_that_rounds_nothing_allows_nothing(goldens: Goldens) -> None:
+    floored = with_rounding(goldens, 0.0)
+    assert check(TableModel(table(3)), floored, OPEN, OPEN).kl_over_rounding == math.inf
+    report = check(TableModel(table(3)), floored, QuantizedLimits(max_kl_over_rounding=1e9), OPEN)
+    assert rules(report) == [("quantized", "max_kl_over_rounding", None)]
+
+
+def test_rounding_is_measured_as_the_program_is(recorded: tuple[Goldens, FullLogits]) -> None:
+    goldens, full = recorded
+    floored = with_rounding(goldens, recorded=0.25, whole=0.5)
+    assert check(TableModel(table(3)), floored, OPEN, OPEN).prompts[0].rounding == figures(0.25)
+    assert check(TableModel(table(3)), floored, OPEN, OPEN, full).prompts[0].rounding == figures(0.5)
+    assert check(TableModel(table(3)), goldens, OPEN, OPEN, full).prompts[0].rounding is None
+
+
+@pytest.mark.parametrize("missing", ["all", "one", "prompts"])
+def test_a_limit_over_rounding_that_was_not_measured_is_refused(goldens: Goldens, missing: str) -> None:
+    floored = with_rounding(goldens, 0.25)
+    one = (replace(floored.prompts[0], rounding=None), *floored.prompts[1:])
+    part = {"all": goldens, "one": Goldens(one, None), "prompts": Goldens((), goldens.text)}[missing]
+    with pytest.raises(UserError, match="max_kl_over_rounding is set, but the goldens hold no run in float64"):
+        check_repeatable(TableModel(table(0)), part, QuantizedLimits(max_kl_over_rounding=2), OPEN, repeatable=True)
+    assert check(TableModel(table(0)), part, OPEN, OPEN).kl_over_rounding is None
+
+
+def printed(report: CheckReport) -> str:
+    console = Console(file=io.StringIO())
+    show(report, console)
+    return console.file.getvalue()
+
+
+def test_the_table_shows_what_rounding_does_beside_the_program_s_figures(goldens: Goldens) -> None:
+    report = check(TableModel(table(3)), with_rounding(goldens, 0.25), OPEN, OPEN)
+    text = printed(report)
+    row = next(line for line in text.splitlines() if line.startswith("│ long"))
+    found = report.prompts[2].quantized
+    assert f"{found.equal_steps}/{STEPS} (4/{STEPS})" in row
+    assert f"{found.max_margin:.3g} (0.375)" in row
+    assert f"{found.max_logit_difference:.3g} (2.5)" in row
+    assert f"{found.mean_logit_difference:.3g} (0.625)" in row
+    assert f"≥ {found.mean_kl:.3g} (≥ 0.25)" in row
+    assert (
+        f"mean KL over all steps: {report.kl_over_rounding:.3g} times that of eager against itself in float64" in text
+    )
+    assert text.count("in brackets: eager against itself in float64") == 1
+
+
+def test_the_table_is_silent_about_rounding_that_was_not_measured(goldens: Goldens) -> None:
+    assert "float64" not in printed(check(TableModel(table(3)), goldens, OPEN, OPEN))

@@ -23,6 +23,12 @@ SETTINGS = [
         "unknown key; did you mean 'linear'? accepted: linear, group_size",
     ),
     ("quantise: {}", 3, "quantise", "unknown key; did you mean 'quantize'? accepted: extends, name, model"),
+    (
+        "check:\n  unquantized:\n    max_kl_over_rounding: 2",
+        5,
+        "check.unquantized.max_kl_over_rounding",
+        "unknown key",
+    ),
     ("check:\n  quantized:\n    max_kl: 1.0", 5, "check.quantized.max_kl", "did you mean 'max_mean_kl'?"),
     (
         "quantize:\n\n  linear: 8da5w",
@@ -82,6 +88,18 @@ SETTINGS = [
     ("check: {long_prompt: 9}", 3, "check.long_prompt", "check.perplexity.text, which is not given"),
     ("check: {quantized: {max_perplexity_ratio: 1.1}}", 3, "check.quantized.max_perplexity_ratio", "give a text"),
     ("check: {unquantized: {max_mean_kl: 0.1}}", 3, "check.unquantized.max_mean_kl", "there is no prompt to compare"),
+    (
+        "quantize: {embedding: 8w}\ncheck: {prompts: [x], quantized: {max_kl_over_rounding: 2}}",
+        4,
+        "check.quantized.max_kl_over_rounding",
+        "without a linear scheme that quantizes activations (8da4w, 8da8w) no rounding is measured",
+    ),
+    (
+        "quantize: {lm_head: 8da8w}\ncheck: {quantized: {max_kl_over_rounding: 2}}",
+        4,
+        "check.quantized.max_kl_over_rounding",
+        "there is no prompt to compare",
+    ),
     ("cache: {max_length: 32}\ncheck: {prompts: [x], steps: 32}", 4, "check.steps", "cache.max_length is 32"),
     (
         f"cache: {{max_length: 600}}\ncheck: {{long_prompt: 580, steps: 21, {PERPLEXITY}}}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,21 @@ from pipeline.goldens import (
     prompt_length_to_the_end,
     record,
     record_forced,
+    rounding_of,
     tokens_of,
 )
 from runners.errors import UserError
-from runners.goldens import TOP, GoldenPrompt, Goldens, GoldenText, load, save, summarise
+from runners.goldens import (
+    TOP,
+    GoldenPrompt,
+    Goldens,
+    GoldenText,
+    Rounding,
+    RoundingFigures,
+    load,
+    save,
+    summarise,
+)
 from tests import tiny
 
 STEPS = 6
@@ -43,6 +55,12 @@ def prompts():
     ]
 
 
+def figures(kl: float) -> RoundingFigures:
+    return RoundingFigures(
+        equal_steps=3, max_margin=0.1, max_logit_difference=2.5, mean_logit_difference=0.5, mean_kl=kl
+    )
+
+
 def some_goldens() -> Goldens:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 300, generator=generator)
@@ -54,6 +72,7 @@ def some_goldens() -> Goldens:
         forced=logits.argmax(-1),
         quantized=summarise(logits),
         unquantized=summarise(other),
+        rounding=Rounding(recorded=figures(0.125), whole=figures(0.25)),
     )
     return Goldens((prompt,), GoldenText(torch.arange(20), 8, 3.25, 3.0))
 
@@ -79,6 +98,24 @@ def test_round_trip_without_text(tmp_path: Path) -> None:
     goldens = dataclasses.replace(some_goldens(), text=None)
     save(goldens, tmp_path / "g.safetensors")
     assert load(tmp_path / "g.safetensors").text is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_figures_that_are_not_finite_survive(tmp_path: Path, value: float) -> None:
+    rounding = Rounding(recorded=figures(value), whole=figures(1.0))
+    prompt = dataclasses.replace(some_goldens().prompts[0], rounding=rounding)
+    save(Goldens((prompt,), None), tmp_path / "g.safetensors")
+    found = load(tmp_path / "g.safetensors").prompts[0].rounding
+    assert found.recorded.mean_kl == pytest.approx(value, nan_ok=True)
+    assert found.whole == rounding.whole
+
+
+def test_goldens_of_another_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.goldens.FORMAT", "pteline-goldens-1")
+    save(some_goldens(), tmp_path / "g.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="format 'pteline-goldens-1', expected 'pteline-goldens-2'"):
+        load(tmp_path / "g.safetensors")
 
 
 def test_equal_names_are_refused(tmp_path: Path) -> None:
@@ -150,11 +187,45 @@ def test_summarise_of_a_small_vocabulary() -> None:
 
 
 def test_greedy_tokens_are_those_of_generate(model, prompts) -> None:
-    for prompt, tokens in zip(prompts, tokens_of(record(model, prompts, STEPS)), strict=True):
+    for prompt, tokens in zip(prompts, tokens_of(record(model, prompts, STEPS, ())), strict=True):
         generated = model.generate(
             prompt.ids.unsqueeze(0), do_sample=False, max_new_tokens=STEPS, eos_token_id=None, pad_token_id=0
         )
         assert tokens.tolist() == generated[0, prompt.ids.shape[0] :].tolist()
+
+
+@pytest.mark.parametrize("ends", range(STEPS))
+def test_greedy_tokens_end_where_generate_ends(model, prompts, ends: int) -> None:
+    """Each of the tokens is declared an end in turn, beside one that never comes."""
+    prompt = prompts[0]
+    tokens = greedy_logits(model, prompt.ids, STEPS).argmax(-1).tolist()
+    eos_ids = [tokens[ends], next(token for token in range(300) if token not in tokens)]
+    generated = model.generate(
+        prompt.ids.unsqueeze(0), do_sample=False, max_new_tokens=STEPS, eos_token_id=eos_ids, pad_token_id=0
+    )
+    expected = generated[0, prompt.ids.shape[0] :].tolist()
+    assert len(expected) == tokens.index(tokens[ends]) + 1
+    drafts = [None, [torch.tensor(tokens)], [torch.tensor(tokens[:1])], [torch.tensor([7] * STEPS)]]
+    for draft in drafts:
+        assert tokens_of(record(model, [prompt], STEPS, eos_ids, draft))[0].tolist() == expected
+
+
+def test_a_prompt_that_does_not_end_runs_all_steps(model, prompts) -> None:
+    tokens = greedy_logits(model, prompts[0].ids, STEPS).argmax(-1)
+    both = [prompts[0], dataclasses.replace(prompts[0], name="long", to_eos=False)]
+    eos_ids = [int(tokens[1])]
+    for drafts in (None, [tokens[:2], tokens[:2]]):
+        ended, whole = record(model, both, STEPS, eos_ids, drafts, keep_logits=True)
+        assert ended.logits.shape[0] == ended.reference.top_ids.shape[0] <= 2
+        assert whole.reference.tokens.tolist() == tokens.tolist()
+
+
+def test_a_prompt_whose_first_token_ends_it_has_one_step(model, prompts, tmp_path: Path) -> None:
+    eos_ids = [int(greedy_logits(model, prompts[0].ids, 1).argmax())]
+    recordings = record(model, prompts, STEPS, eos_ids)
+    assert recordings[0].reference.tokens.tolist() == eos_ids
+    save(assemble(prompts, recordings, recordings), tmp_path / "g.safetensors")
+    assert load(tmp_path / "g.safetensors").prompts[0].forced.tolist() == eos_ids
 
 
 def test_forced_logits_are_those_of_a_decode(model, prompts) -> None:
@@ -182,13 +253,15 @@ def test_any_draft_ends_in_the_greedy_tokens(model, prompts, right: int) -> None
     found = greedy_from_draft(model, prompts[0].ids, draft)
     assert found.argmax(-1).tolist() == tokens.tolist()
     torch.testing.assert_close(found, logits, atol=1e-3, rtol=0)
+    # To the last bit the same as with any other draft.
+    assert torch.equal(found, greedy_from_draft(model, prompts[0].ids, torch.full((STEPS,), 7)))
 
 
 def test_a_right_draft_takes_one_forward(model, prompts) -> None:
-    tokens = tokens_of(record(model, prompts[:1], STEPS))
+    tokens = tokens_of(record(model, prompts[:1], STEPS, ()))
     calls = []
     handle = model.register_forward_hook(lambda *_: calls.append(1))
-    recordings = record(model, prompts[:1], STEPS, drafts=tokens)
+    recordings = record(model, prompts[:1], STEPS, (), tokens)
     handle.remove()
     assert len(calls) == 1
     assert recordings[0].reference.tokens.tolist() == tokens[0].tolist()
@@ -196,7 +269,7 @@ def test_a_right_draft_takes_one_forward(model, prompts) -> None:
 
 def test_assembled_goldens_are_saved(model, prompts, tmp_path: Path) -> None:
     """An unquantized package: both references are one, and share their tensors."""
-    recordings = record(model, prompts, STEPS)
+    recordings = record(model, prompts, STEPS, ())
     goldens = assemble(prompts, recordings, recordings)
     save(goldens, tmp_path / "g.safetensors")
     assert flat(load(tmp_path / "g.safetensors")) == flat(goldens)
@@ -204,7 +277,7 @@ def test_assembled_goldens_are_saved(model, prompts, tmp_path: Path) -> None:
 
 def test_assembled_goldens_force_the_quantized_model_s_tokens(model, prompts) -> None:
     source = tiny.llama(tiny.Shape(vocabulary=300), seed=1)
-    quantized = record(model, prompts, STEPS, keep_logits=True)
+    quantized = record(model, prompts, STEPS, (), keep_logits=True)
     unquantized = record_forced(source, prompts, tokens_of(quantized), keep_logits=True)
     goldens = assemble(prompts, quantized, unquantized)
     first = goldens.prompts[0]
@@ -215,9 +288,27 @@ def test_assembled_goldens_force_the_quantized_model_s_tokens(model, prompts) ->
 
 
 def test_logits_are_dropped_unless_asked_for(model, prompts) -> None:
-    recordings = record(model, prompts[:1], 2)
+    recordings = record(model, prompts[:1], 2, ())
     assert recordings[0].logits is None
     assert full_logits(prompts[:1], recordings, recordings).quantized == {}
+
+
+def test_rounding_compares_two_runs_along_the_same_tokens(model, prompts) -> None:
+    """A model of other weights takes the place of the float64 one, so that the figures are not small."""
+    other = tiny.llama(tiny.Shape(vocabulary=300), seed=1)
+    recordings = record(model, prompts, STEPS, (), keep_logits=True)
+    found = rounding_of(other, prompts, recordings)[1]
+    theirs = forced_logits(other, prompts[1].ids, recordings[1].reference.tokens).double()
+    ours = recordings[1].logits.double()
+    difference = (theirs - ours).abs()
+    assert found.whole.equal_steps == int((theirs.argmax(-1) == ours.argmax(-1)).sum()) < STEPS
+    assert found.whole.max_logit_difference == pytest.approx(float(difference.max()))
+    assert found.whole.mean_logit_difference == pytest.approx(float(difference.mean()))
+    kl = torch.nn.functional.kl_div(theirs.log_softmax(-1), ours.log_softmax(-1), reduction="none", log_target=True)
+    assert found.whole.mean_kl == pytest.approx(float(kl.sum(-1).mean()))
+    assert 0 < found.recorded.mean_kl < found.whole.mean_kl
+    margins = ours.amax(-1) - ours.gather(-1, theirs.argmax(-1, keepdim=True))[:, 0]
+    assert 0 < found.recorded.max_margin <= float(margins.max()) + 1e-9
 
 
 def test_mean_nll_is_the_model_s_own_loss(model) -> None:
