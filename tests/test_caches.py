@@ -419,7 +419,7 @@ class Cloning(LayerPytree):
 BROKEN = {
     "loses a leaf": (
         CachePytree(DynamicCache, "t.lost", (LayerPytree(DynamicLayer, ("keys",)),), dynamic),
-        "DynamicLayer holds the tensor layers.0.values, which its pytree entry does not name",
+        r"DynamicLayer holds the tensor DynamicCache\.layers\.0\.values, which its pytree entry does not name",
     ),
     "keeps a counter in the context": (
         CachePytree(

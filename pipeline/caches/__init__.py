@@ -9,11 +9,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, MtpCache
 
 from pipeline.caches.device import DEVICE_CACHE, DeviceCache, LayerShape, device_cache
 from pipeline.caches.dynamic import DYNAMIC_CACHE, empty_dynamic_cache
-from pipeline.caches.pytree import CachePytree, LayerPytree
+from pipeline.caches.encoder_decoder import ENCODER_DECODER_CACHE
+from pipeline.caches.layer import LayerPytree, combined
+from pipeline.caches.pytree import CachePytree
+from pipeline.caches.quantized import QUANTIZED_CACHE
+from pipeline.caches.rewind import rewind
 from pipeline.caches.scope import scoped, unknown_class
 from pipeline.caches.static import STATIC_CACHE
 
@@ -23,14 +27,16 @@ __all__ = [
     "DeviceCache",
     "LayerPytree",
     "LayerShape",
+    "combined",
     "device_cache",
     "empty_dynamic_cache",
     "entry_of",
     "registered",
+    "rewind",
     "subclass_of",
 ]
 
-KNOWN: tuple[CachePytree, ...] = (DYNAMIC_CACHE, STATIC_CACHE, DEVICE_CACHE)
+_STATES = (DYNAMIC_CACHE, STATIC_CACHE, ENCODER_DECODER_CACHE, QUANTIZED_CACHE, DEVICE_CACHE)
 
 
 def registered(*caches: type[Cache] | CachePytree) -> AbstractContextManager[None]:
@@ -59,10 +65,18 @@ def entry_of(cls: type[Cache]) -> CachePytree:
 
 def subclass_of(parent: type[Cache], cls: type[Cache]) -> CachePytree:
     """Return an entry for a subclass that adds no state of its own: flattened as ``parent`` is, under its own name."""
+    return _under_its_own_name(entry_of(parent), cls)
 
+
+def _under_its_own_name(entry: CachePytree, cls: type[Cache]) -> CachePytree:
     def sample() -> Cache:
-        cache = entry_of(parent).sample()
+        cache = entry.sample()
         cache.__class__ = cls
         return cache
 
-    return replace(entry_of(parent), cls=cls, name=f"{cls.__module__}.{cls.__qualname__}", sample=sample)
+    return replace(entry, cls=cls, name=f"{cls.__module__}.{cls.__qualname__}", sample=sample)
+
+
+MTP_CACHE = replace(_under_its_own_name(DYNAMIC_CACHE, MtpCache), name="pteline.MtpCache")
+
+KNOWN: tuple[CachePytree, ...] = (*_STATES, MTP_CACHE)

@@ -16,7 +16,8 @@ import torch
 from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  # registers llama::update_cache, llama::custom_sdpa
 from transformers.cache_utils import Cache, StaticLayer
 
-from pipeline.caches.pytree import CachePytree, LayerPytree
+from pipeline.caches.layer import LayerPytree
+from pipeline.caches.pytree import CachePytree
 
 
 class CustomLayer(StaticLayer):

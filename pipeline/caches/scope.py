@@ -14,7 +14,9 @@ import torch.fx._pytree as fx_pytree
 from torch.utils import _pytree as torch_pytree
 from transformers.cache_utils import Cache
 
-from pipeline.caches.pytree import CachePytree, prove_round_trip
+from pipeline.caches.proof import prove_round_trip
+from pipeline.caches.pytree import CachePytree
+from pipeline.caches.reasons import WHY_NOT
 from runners.errors import UserError
 
 _proved: set[CachePytree] = set()  # a round trip is proved once a process
@@ -91,11 +93,14 @@ def _refuse_repeats(entries: tuple[CachePytree, ...]) -> None:
 
 def unknown_class(cls: type[Cache], known: tuple[CachePytree, ...]) -> UserError:
     """Return the error for a class without a registration: it shows the line to add."""
+    if reason := WHY_NOT.get(cls.__name__):
+        return UserError(f"{cls.__name__} has no pytree registration: {reason}")
     parent = next((e.cls.__name__ for e in known if issubclass(cls, e.cls)), None)
     if parent is None:
         names = ", ".join(e.cls.__name__ for e in known)
         return UserError(
-            f"{cls.__name__} has no pytree registration. Known classes: {names}. Write a CachePytree for it."
+            f"{cls.__name__} has no pytree registration. Known classes: {names}. Write one: "
+            f'registered(CachePytree({cls.__name__}, "my.{cls.__name__}", layers=(...), sample=...)).'
         )
     return UserError(
         f"{cls.__name__} is a subclass of {parent}, and the exact type is the key: it may hold state that {parent}'s "

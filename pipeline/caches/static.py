@@ -1,15 +1,31 @@
-"""Static caches: tensors of the full length, written in place. Keys and values are ``[B, K, L, D]``.
+"""Static caches: tensors of a fixed length, written in place. Keys and values are ``[B, K, L, D]``.
 
 ``cumulative_length`` is a leaf of every layer: each layer adds to its own in place, so one tensor cannot serve all.
+A sliding-window layer of transformers counts in a Python number beside it and lets the tensor stand still once the
+window is full; as a leaf the tensor is the true count.
 """
 
 from __future__ import annotations
 
-import torch
-from transformers import LlamaConfig
-from transformers.cache_utils import StaticCache, StaticLayer
+from dataclasses import replace
 
-from pipeline.caches.pytree import CachePytree, LayerPytree
+from transformers import LlamaConfig
+from transformers.cache_utils import (
+    DummyLayer,
+    LinearAttentionAndStaticFullAttentionLayer,
+    LinearAttentionAndStaticSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+    StaticCache,
+    StaticIndexedLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from pipeline.caches.layer import Layer, LayerPytree, attention_step, combined
+from pipeline.caches.linear import LINEAR_LAYER
+from pipeline.caches.plain import DUMMY_LAYER, derive_indexer, fill, indexer_step
+from pipeline.caches.pytree import CachePytree
+from pipeline.caches.window import TracedLinearAndStaticWindowLayer, TracedStaticSlidingWindowLayer
 
 STATIC_LAYER = LayerPytree(
     StaticLayer,
@@ -18,11 +34,67 @@ STATIC_LAYER = LayerPytree(
 )
 
 
+def _settle_count(layer: Layer) -> None:
+    """Bring the tensor up to the Python number, which a program that ran on these tensors may be ahead of."""
+    if not isinstance(layer, TracedStaticSlidingWindowLayer | TracedLinearAndStaticWindowLayer):
+        layer.cumulative_length.clamp_(min=layer.cumulative_length_int)
+
+
+def _derive_count(layer: Layer) -> None:
+    if not isinstance(layer, TracedStaticSlidingWindowLayer | TracedLinearAndStaticWindowLayer):
+        layer.cumulative_length_int = int(layer.cumulative_length)
+
+
+STATIC_SLIDING_LAYER = replace(
+    STATIC_LAYER,
+    cls=StaticSlidingWindowLayer,
+    static=(*STATIC_LAYER.static, "_is_croppable"),
+    settle=(_settle_count,),
+    derive=(_derive_count,),
+    traced=TracedStaticSlidingWindowLayer,
+)
+
+
+STATIC_INDEXED_LAYER = replace(
+    STATIC_LAYER,
+    cls=StaticIndexedLayer,
+    leaves=(*STATIC_LAYER.leaves, "indexer_cumulative_length", "indexer_keys", "indexer_position_ids"),
+    optional=("indexer_cumulative_length", "indexer_keys", "indexer_position_ids"),
+    derive=(derive_indexer,),
+    step=(attention_step, indexer_step),
+)
+
+
+STATIC_ROWS = (
+    STATIC_LAYER,
+    STATIC_SLIDING_LAYER,
+    STATIC_INDEXED_LAYER,
+    LINEAR_LAYER,
+    combined(LinearAttentionAndStaticFullAttentionLayer, STATIC_LAYER, LINEAR_LAYER),
+    combined(
+        LinearAttentionAndStaticSlidingWindowAttentionLayer,
+        STATIC_SLIDING_LAYER,
+        LINEAR_LAYER,
+        traced=TracedLinearAndStaticWindowLayer,
+    ),
+    DUMMY_LAYER,
+)
+
+
 def _sample() -> StaticCache:
-    config = LlamaConfig(num_hidden_layers=2, hidden_size=8, num_attention_heads=2, num_key_value_heads=1)
-    cache = StaticCache(config, max_cache_len=4)
-    cache.early_initialization(batch_size=1, num_heads=1, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
+    """One layer of each kind, three tokens in: past the window of two."""
+    cache = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
+    cache.layers = [
+        StaticLayer(8),
+        StaticSlidingWindowLayer(8, sliding_window=2),
+        StaticIndexedLayer(8),
+        LinearAttentionLayer(number_of_states=2),
+        LinearAttentionAndStaticFullAttentionLayer(8),
+        LinearAttentionAndStaticSlidingWindowAttentionLayer(8, sliding_window=2),
+        DummyLayer(),
+    ]
+    fill(cache.layers)
     return cache
 
 
-STATIC_CACHE = CachePytree(StaticCache, "pteline.StaticCache", (STATIC_LAYER,), _sample)
+STATIC_CACHE = CachePytree(StaticCache, "pteline.StaticCache", STATIC_ROWS, _sample)
