@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -63,6 +65,20 @@ def schema() -> None:
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
+@app.command()
+def caches(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List every cache and layer class of the installed transformers: registered how, or why not."""
+    with quiet_libraries():
+        from pipeline.caches.listing import listed_classes
+        from pipeline.caches.listing_render import render
+
+        listed = listed_classes()
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(row) for row in listed], indent=2) + "\n")
+    else:
+        Console().print(render(listed))
+
+
 def _terminate(signum: int, frame: FrameType | None) -> None:
     """Leave through the stack, so that what is half written is removed."""
     sys.exit(128 + signum)
@@ -70,6 +86,9 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command line."""
+    # PyTorch reads this once, when it is loaded. Threads that spin while they wait would, on a busy machine, take the
+    # processor from those that they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     run_app(app)
 
 

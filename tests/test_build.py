@@ -152,13 +152,14 @@ def test_the_command_line_builds_a_package_that_decodes_as_eager_does(empty: Wor
         capture_output=True,
         text=True,
         cwd=empty.folder,
-        env=empty.environment(),
+        env={**empty.environment(), "OMP_DISPLAY_ENV": "TRUE"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{empty.folder / 'dist' / 'm'}\n"
     stages = [line.split()[0] for line in done.stderr.splitlines() if " cpu " in line]
     before_it_runs = ["load", "quantize", "register", "export", "lower", "emit", "package"]
     assert stages == [*before_it_runs, "draft", "record", "check"]
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # it was set before PyTorch was loaded
     assert empty.names() == {"m"}
     assert {path.name for path in (empty.folder / "dist" / "m").iterdir()} == {
         "model.pte",

@@ -12,7 +12,7 @@ import torch
 from runners.check import FullLogits
 from runners.check_command import command, command_eager
 from runners.errors import CheckFailedError, UserError
-from runners.goldens import GoldenPrompt, Goldens, GoldenText, save, summarise
+from runners.goldens import GoldenPrompt, Goldens, GoldenText, Rounding, RoundingFigures, save, summarise
 from runners.manifest import GOLDENS_NAME, Manifest
 from tests import packages
 from tests.packages import CHUNK, L, Program, V, eager_logits, program_bytes, write_package
@@ -76,6 +76,27 @@ def test_the_right_program_passes(right: bytes, tmp_path: Path, capsys: pytest.C
     assert report["repeatable"]
     assert [prompt["quantized"]["equal_steps"] for prompt in report["prompts"]] == [STEPS] * 3
     assert "check passed" in capsys.readouterr().out
+
+
+def test_rounding_that_the_package_carries_is_shown_and_limits_it(right: bytes, tmp_path: Path, capsys) -> None:
+    figures = RoundingFigures(
+        equal_steps=5, max_margin=0.25, max_logit_difference=2.0, mean_logit_difference=0.5, mean_kl=1e-20
+    )
+    rounding = Rounding(recorded=figures, whole=figures.model_copy(update={"mean_kl": 1.0}))
+    prompts = tuple(replace(prompt, rounding=rounding) for prompt in goldens().prompts)
+    folder = package(tmp_path / "toy", right, Goldens(prompts, text()), limits={"max_kl_over_rounding": 1e-3})
+    with pytest.raises(CheckFailedError, match=r"eager against itself in float64, at most 0\.001 allowed"):
+        command(folder, threads=1, json=tmp_path / "check.json")
+    report = json.loads((tmp_path / "check.json").read_text())
+    assert [prompt["rounding"] for prompt in report["prompts"]] == [figures.model_dump()] * 3
+    assert report["kl_over_rounding"] > 1e-3
+    assert "(5/6)" in capsys.readouterr().out
+
+
+def test_a_limit_over_rounding_without_a_run_in_float64_is_refused(right: bytes, tmp_path: Path) -> None:
+    folder = package(tmp_path / "toy", right, limits={"max_kl_over_rounding": 2})
+    with pytest.raises(UserError, match="max_kl_over_rounding is set, but the goldens hold no run in float64"):
+        command(folder, threads=1)
 
 
 class OneWeight(packages.Buffered):

@@ -171,6 +171,7 @@ def test_every_file_can_be_read_by_others(tmp_path: Path, monkeypatch: pytest.Mo
     directory = tmp_path / "new"
     directory.mkdir()
     tokenizer = LoadedTokenizer("{}", "template", info=None)
-    package.write_content(directory, Emitted(tmp_path / "elsewhere.pte", facts=None), tokenizer, object())
+    package.write_content(directory, Emitted(tmp_path / "elsewhere.pte", facts=None), tokenizer)
+    package.write_goldens(directory, object())
     assert names(directory) == {"model.pte", "tokenizer.json", "chat_template.jinja", "goldens.safetensors"}
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in directory.iterdir())
