@@ -20,6 +20,7 @@ from transformers.cache_utils import (
 
 from pipeline.caches.layer import Layer, LayerPytree, attention_step, combined
 from pipeline.caches.linear import LINEAR_LAYER
+from pipeline.caches.model_layers import MINIMAX_M3, ModelLayer, with_index_keys
 from pipeline.caches.plain import DUMMY_LAYER, derive_indexer, fill, indexer_step
 from pipeline.caches.pytree import CachePytree
 from pipeline.caches.window import (
@@ -90,7 +91,16 @@ def _sample() -> DynamicCache:
     return cache
 
 
-DYNAMIC_CACHE = CachePytree(DynamicCache, "pteline.DynamicCache", DYNAMIC_ROWS, _sample, lazy_layer=DynamicLayer)
+_MODEL_LAYERS = (ModelLayer(MINIMAX_M3, "MiniMaxM3VLSparseCacheLayer", with_index_keys(DYNAMIC_LAYER)),)
+
+DYNAMIC_CACHE = CachePytree(
+    DynamicCache,
+    "pteline.DynamicCache",
+    DYNAMIC_ROWS,
+    _sample,
+    model_layers=_MODEL_LAYERS,
+    lazy_layer=DynamicLayer,
+)
 
 
 def empty_dynamic_cache(

@@ -7,7 +7,7 @@ must have equal tree specs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -16,6 +16,7 @@ from torch.utils import _pytree as torch_pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pipeline.caches.layer import Layer, LayerPytree, Static, leaf_names, refuse_lost_tensors
+from pipeline.caches.model_layers import ModelLayer
 from pipeline.caches.reasons import WHY_NOT
 from runners.errors import UserError
 
@@ -38,6 +39,7 @@ class CachePytree:
         sample: builds a small initialised cache.
         leaves: attributes of the cache itself that are tensors, before those of its layers.
         static: attributes of the cache itself that are fixed at build time.
+        model_layers: rows of layer classes that live in a model's file.
         lazy_layer: the layer class that a cache without any layers creates at its first update.
     """
 
@@ -47,6 +49,7 @@ class CachePytree:
     sample: Callable[[], Cache]
     leaves: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
+    model_layers: tuple[ModelLayer, ...] = ()
     lazy_layer: type[CacheLayerMixin] | None = None
 
     def named_leaves(self, cache: Cache) -> list[tuple[str, torch.Tensor]]:
@@ -105,19 +108,25 @@ class CachePytree:
 
     def _row(self, layer: Layer, index: int) -> LayerPytree:
         """The row of exactly this class, or of the class that it stands for in a trace."""
-        for row in self.layers:
+        for row in self._rows():
             if type(layer) in (row.cls, row.traced):
                 return row
         raise self._unknown(type(layer).__name__, index)
 
     def _row_named(self, name: str, index: int) -> LayerPytree:
-        for row in self.layers:
+        for row in self._rows():
             if row.cls.__name__ == name:
                 return row
         raise self._unknown(name, index)
 
+    def _rows(self) -> Iterator[LayerPytree]:
+        yield from self.layers
+        yield from (row for layer in self.model_layers if (row := layer.row()))
+
     def _unknown(self, name: str, index: int) -> UserError:
         place = f"{self.cls.__name__}.layers.{index} is a {name}, which has no pytree row"
+        if module := next((layer.module for layer in self.model_layers if layer.name == name), None):
+            return UserError(f"{place} before its model is imported. Add: import {module}")
         if reason := WHY_NOT.get(name):
             return UserError(f"{place}: {reason}")
         known = ", ".join(row.cls.__name__ for row in self.layers)

@@ -59,6 +59,8 @@ def _emptied(layer: Layer) -> dict[str, torch.Tensor]:
     if not isinstance(layer, DynamicLayer) or layer.keys is None:
         return {}
     empty = {name: getattr(layer, name)[:, :, :0].clone() for name in ("keys", "values")}
+    if getattr(layer, "idx_keys", None) is not None:  # the sparse layer of MiniMax-M3
+        empty["idx_keys"] = layer.idx_keys[:, :, :0].clone()
     if isinstance(layer, DynamicIndexedLayer) and layer.indexer_keys is not None:
         empty["indexer_keys"] = layer.indexer_keys[:, :0].clone()
         if layer.indexer_position_ids is not None:

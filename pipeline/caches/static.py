@@ -23,6 +23,7 @@ from transformers.cache_utils import (
 
 from pipeline.caches.layer import Layer, LayerPytree, attention_step, combined
 from pipeline.caches.linear import LINEAR_LAYER
+from pipeline.caches.model_layers import MINIMAX_M3, ModelLayer, with_index_keys
 from pipeline.caches.plain import DUMMY_LAYER, derive_indexer, fill, indexer_step
 from pipeline.caches.pytree import CachePytree
 from pipeline.caches.window import TracedLinearAndStaticWindowLayer, TracedStaticSlidingWindowLayer
@@ -97,4 +98,8 @@ def _sample() -> StaticCache:
     return cache
 
 
-STATIC_CACHE = CachePytree(StaticCache, "pteline.StaticCache", STATIC_ROWS, _sample)
+_MODEL_LAYERS = (
+    ModelLayer(MINIMAX_M3, "MiniMaxM3VLSparseStaticCacheLayer", with_index_keys(STATIC_LAYER, "idx_cumulative_length")),
+)
+
+STATIC_CACHE = CachePytree(StaticCache, "pteline.StaticCache", STATIC_ROWS, _sample, model_layers=_MODEL_LAYERS)

@@ -50,8 +50,8 @@ class TracedStaticWindow:
         return self.max_cache_len + query_length, (self.cumulative_length - self.max_cache_len).clamp(min=0)
 
     def get_seq_length(self) -> torch.Tensor:
-        """Return the number of tokens so far, int64 ``[]``."""
-        return self.cumulative_length
+        """Return the number of tokens so far, int64 ``[]``: a copy, because ``update`` writes in place."""
+        return self.cumulative_length.clone()
 
 
 class TracedDynamicWindow:
