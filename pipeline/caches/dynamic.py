@@ -33,6 +33,11 @@ from runners.errors import UserError
 DYNAMIC_LAYER = LayerPytree(DynamicLayer, leaves=("keys", "values"))
 
 
+def _settle_window(layer: Layer) -> None:
+    """Copy a view of the last tokens, which a program would tell from a tensor of its own by the strides."""
+    layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
+
+
 def _derive_count(layer: Layer) -> None:
     if not isinstance(layer, TracedDynamicWindow):
         layer.cumulative_length = int(layer.cumulative_length)
@@ -45,6 +50,7 @@ DYNAMIC_SLIDING_LAYER = LayerPytree(
     static=("sliding_window",),
     remade=("_sliding_window_tensor",),
     fixed=(("record_past", False),),
+    settle=(_settle_window,),
     derive=(_derive_count,),
     traced=TracedDynamicSlidingWindowLayer,
 )

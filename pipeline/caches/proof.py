@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import torch
+from transformers.cache_utils import Cache
+
 from pipeline.caches.pytree import CachePytree, Context
 from runners.errors import UserError
 
@@ -24,7 +27,7 @@ def prove_round_trip(entry: CachePytree) -> None:
     _require(type(rebuilt) is entry.cls, entry, "the rebuilt cache has another type")
     pairs = list(zip(entry.parts(cache), entry.parts(rebuilt), strict=True))
     _require(all(type(a) is type(b) for a, b in pairs), entry, "the layers' types changed")
-    again, context_again = entry.flatten(rebuilt)
+    again, context_again = _flattened(entry, rebuilt)
     same = all(a is b or (a.ndim == 0 and a.equal(b)) for a, b in zip(leaves, again, strict=True))
     _require(same, entry, "a leaf is not the tensor that went in")
     _require(context == context_again, entry, "the context changed")
@@ -37,6 +40,16 @@ def prove_round_trip(entry: CachePytree) -> None:
     _require(
         entry.flatten(rebuilt)[1] == context, entry, "a decode step changed the context: make that value a tensor leaf"
     )
+
+
+def _flattened(entry: CachePytree, rebuilt: Cache) -> tuple[list[torch.Tensor], Context]:
+    try:
+        return entry.flatten(rebuilt)
+    except AttributeError as missing:
+        raise UserError(
+            f"the pytree registration of {entry.cls.__name__} does not survive a round trip: a rebuilt {missing}. Add "
+            f'"{missing.name}" to the static attributes of its row, or set it in a derive hook.'
+        ) from None
 
 
 def _is_json(context: Context) -> bool:
