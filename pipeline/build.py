@@ -20,7 +20,7 @@ from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
 from pipeline.package import publish, staging, write_content, write_goldens, write_manifest
-from pipeline.prompts import ids_of_file, prompts_of, text_ids
+from pipeline.prompts import calibration_ids, prompts_of, text_ids
 from pipeline.quantize import quantize
 from pipeline.record import Recorded, record_goldens
 from pipeline.register import register
@@ -119,10 +119,7 @@ class _Line:
 
     @cached_property
     def calibration(self) -> torch.Tensor | None:
-        text = self.settings.quantize.calibration
-        if text is None:
-            return None
-        return ids_of_file(text.text, text.tokens, "quantize.calibration", self.tokenizer)[: text.tokens]
+        return calibration_ids(self.settings.quantize, self.tokenizer)
 
     @cached_property
     def exported(self) -> Exported:

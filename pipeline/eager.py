@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.config import BuildSettings
 from pipeline.goldens import Prompt
 from pipeline.load import load
-from pipeline.prompts import chat_ids
+from pipeline.prompts import calibration_ids, chat_ids
 from pipeline.quantize import quantize
 from pipeline.record import Greedy, record_along
 from runners.check import FullLogits
@@ -34,7 +34,7 @@ def references(package: Package, prompts: Sequence[str], steps: int) -> tuple[Go
             )
         if loaded.tokenizer is None:
             raise UserError(f"check --eager: {settings.model.source} has no tokenizer any more.")
-        quantized = quantize(loaded, settings.quantize)
+        quantized = quantize(loaded, settings.quantize, calibration_ids(settings.quantize, loaded.tokenizer))
         named = [Prompt(str(i), text, chat_ids(text, loaded.tokenizer)) for i, text in enumerate(prompts)]
         greedy = Greedy(steps, frozenset(loaded.tokenizer.info.eos_ids))
         recorded = record_along(loaded.model, quantized.model, named, greedy)

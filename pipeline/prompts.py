@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from pipeline.artifacts import LoadedTokenizer
-from pipeline.config import CheckSettings
+from pipeline.config import CheckSettings, QuantizeSettings
 from pipeline.goldens import Prompt, prompt_length_to_the_end
 from runners.errors import UserError
 from runners.template import compile_template
@@ -52,6 +52,18 @@ def text_ids(settings: CheckSettings, tokenizer: LoadedTokenizer) -> torch.Tenso
     if perplexity is None:
         return None
     return ids_of_file(perplexity.text, perplexity.tokens, "check.perplexity", tokenizer)
+
+
+def calibration_ids(settings: QuantizeSettings, tokenizer: LoadedTokenizer) -> torch.Tensor | None:
+    """Return the ids that the search for scales runs through the model, int64 ``[n]``; None without a text.
+
+    Raises:
+        UserError: see :func:`ids_of_file`.
+    """
+    text = settings.calibration
+    if text is None:
+        return None
+    return ids_of_file(text.text, text.tokens, "quantize.calibration", tokenizer)[: text.tokens]
 
 
 def ids_of_file(path: Path, tokens: int, key: str, tokenizer: LoadedTokenizer) -> torch.Tensor:

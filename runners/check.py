@@ -110,12 +110,12 @@ def repeats(source: LogitSource, goldens: Goldens) -> bool:
     Args:
         source: One loaded program on one thread. On several, kernels share out a prompt's rows as threads come free,
             and the last bits of a sum depend on it.
-        goldens: Their first prompt is run before and after their last one.
+        goldens: Their first prompt is run before and after their second one, or before and after itself.
     """
     if not goldens.prompts:
         return True
     before = run_prompt(source, goldens.prompts[0])
-    run_prompt(source, goldens.prompts[-1])
+    run_prompt(source, goldens.prompts[:2][-1])  # not the last: that may be one that fills the whole cache
     return _same_bits(run_prompt(source, goldens.prompts[0]), before)
 
 
