@@ -5,7 +5,7 @@ from __future__ import annotations
 _ABSTRACT = "an abstract base: a cache holds its subclasses."
 _REGROUPS = (
     "the full-precision rest changes its number of dimensions when it is quantized, and whether that happens is a "
-    "branch on a Python number; its backend is not installed either. Use QuantizedCache with the fp8 backend."
+    "branch on its length. Use QuantizedCache with the fp8 backend."
 )
 _COMPRESSES = (
     "how many tokens wait for compression and how many entries there are decides shapes by Python numbers, and states "
@@ -27,8 +27,8 @@ WHY_NOT: dict[str, str] = {
         "the number of accepted draft tokens is a Python number that changes with each step and decides a length."
     ),
     "MiniMaxCache": (
-        "its linear states are a list that layers fill with tensors or with empty lists, in no fixed form before the "
-        "first step; the model's code tests for that."
+        "its linear states lie in a list beside the layers, with an empty list at each attention layer, and the layers "
+        "that have them stay without tensors. It needs a CachePytree that flattens that list; there is none yet."
     ),
     "DeepseekV4HCACache": _COMPRESSES,
     "DeepseekV4CSACache": _COMPRESSES,
