@@ -36,6 +36,7 @@ from runners.session import Session
 from runners.stock_contract import stock_runner_verdict
 from runners.tokenizer import open_tokenizer
 from tests import tiny
+from tests.stock import stock_texts
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
@@ -252,11 +253,7 @@ def test_quantized_packages_are_close_to_eager_of_the_same_weights(workshop: Wor
     assert (package.path / "model.pte").stat().st_size < 2 * parameters
 
 
-def test_the_stock_runner_writes_the_same_text(workshop: Workshop) -> None:
-    from executorch.extension.pybindings import portable_lib  # noqa: F401, I001 (the runner needs it first)
-    from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
-    from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
-
+def test_the_stock_runner_writes_the_same_text(workshop: Workshop, tmp_path: Path) -> None:
     model = tiny.llama(tiny.Shape(tied=False))
     # The runner's Python binding gives text out token by token: none may be a part of a character, or end the answer.
     vocabulary = tiny.tokenizer().get_vocab()
@@ -266,15 +263,10 @@ def test_the_stock_runner_writes_the_same_text(workshop: Workshop) -> None:
     package = workshop.build(workshop.config("stock", model={"source": "./ascii"}))
     verdict = stock_runner_verdict(read_program(package.path / "model.pte"), 300)
     assert verdict.loads, verdict
-    runner = TextLLMRunner(str(package.path / "model.pte"), str(package.path / "tokenizer.json"))
-    config = GenerationConfig(max_new_tokens=STEPS, temperature=0.0, echo=False)
-    for prompt in PROMPTS:
-        pieces: list[str] = []
-        runner.reset()
-        runner.generate(prompt, config, pieces.append, None)
-        text = tiny.tokenizer().decode(session_tokens(package, prompt))
-        assert text
-        assert "".join(pieces) == text
+    files = package.path / "model.pte", package.path / "tokenizer.json"
+    texts = stock_texts(*files, PROMPTS, STEPS, tmp_path)
+    assert texts == [tiny.tokenizer().decode(session_tokens(package, prompt)) for prompt in PROMPTS]
+    assert all(texts)
 
 
 # What the next build reuses

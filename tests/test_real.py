@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
 
 from runners.check_report import CheckReport, read_report
 from runners.package import Package, open_package
 from runners.pte import read_program
 from runners.stock_contract import stock_runner_verdict
 from runners.template import open_template
+from tests.stock import stock_texts
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 QUESTION = "What is the capital of France?"
@@ -40,23 +40,18 @@ def report_of(package: Package) -> CheckReport:
     return read_report(package.path / "report" / "check.json")
 
 
-def stock_text(package: Package, question: str, tokens: int) -> str:
-    template = open_template(package)
-    assert template is not None
-    runner = TextLLMRunner(str(package.program_path), str(package.tokenizer_path))
-    pieces: list[str] = []
-    config = GenerationConfig(max_new_tokens=tokens, temperature=0.0, echo=False)
-    runner.generate(template.render([{"role": "user", "content": question}]), config, pieces.append, None)
-    return "".join(pieces)
-
-
-def assert_stock_runner_agrees(package: Package) -> None:
+def assert_stock_runner_agrees(package: Package, folder: Path) -> None:
     """The stock runner gives the text of ``pteline run``, up to the end-of-sequence token, which it prints."""
     verdict = stock_runner_verdict(read_program(package.program_path), package.manifest.model.vocabulary_size)
     assert verdict.loads, verdict.reasons
     ours = pteline("run", str(package.path), QUESTION, "--max-new-tokens", "48").rstrip("\n")
     assert "Paris" in ours
-    assert stock_text(package, QUESTION, 48).removesuffix("<|im_end|>") == ours
+    template, tokenizer = open_template(package), package.tokenizer_path
+    assert template is not None
+    assert tokenizer is not None
+    prompt = template.render([{"role": "user", "content": QUESTION}])
+    (theirs,) = stock_texts(package.program_path, tokenizer, [prompt], 48, folder)
+    assert theirs.removesuffix("<|im_end|>") == ours
 
 
 @pytest.mark.xdist_group("fp32")
@@ -66,7 +61,7 @@ def test_float32_is_eager(tmp_path: Path) -> None:
     assert report.equal_share("quantized") == 1.0
     assert {"long", "to_the_end"} < {prompt.name for prompt in report.prompts}
     assert max(prompt.quantized.max_logit_difference for prompt in report.prompts) <= 1e-3
-    assert_stock_runner_agrees(package)
+    assert_stock_runner_agrees(package, tmp_path)
     pteline("check", str(package.path))
 
 
@@ -79,7 +74,7 @@ def test_four_bits_are_small_and_close(tmp_path: Path) -> None:
     assert report.perplexity.ratio("quantized") <= 1.01
     assert report.perplexity.ratio("unquantized") <= 1.22
     assert package.program_path.stat().st_size <= 125 * MEGABYTE
-    assert_stock_runner_agrees(package)
+    assert_stock_runner_agrees(package, tmp_path)
     pteline("check", str(package.path))
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from runners.pte import read_program
 from runners.stock_contract import stock_runner_verdict
 from tests import tiny
+from tests.stock import stock_texts
 
 pytestmark = pytest.mark.export
 
@@ -79,16 +80,6 @@ def expected_text(fast, first: int, letters: int) -> str:
     return fast.decode(answer)
 
 
-def stock_text(program: Path, tokenizer: Path) -> str:
-    from executorch.extension.pybindings import portable_lib  # noqa: F401, I001 (the runner needs it first)
-    from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
-
-    pieces: list[str] = []
-    config = GenerationConfig(max_new_tokens=STEPS, temperature=0.0, echo=False)
-    TextLLMRunner(str(program), str(tokenizer)).generate(PROMPT, config, pieces.append, None)
-    return "".join(pieces)
-
-
 @pytest.mark.parametrize("methods", [("forward",), ("forward", "decode"), ("forward", "one_token")])
 def test_the_verdict_is_the_stock_runner_s(methods: tuple[str, ...], tokenizer, tmp_path: Path) -> None:
     fast, tokenizer_path = tokenizer
@@ -96,6 +87,6 @@ def test_the_verdict_is_the_stock_runner_s(methods: tuple[str, ...], tokenizer, 
     path = tmp_path / "model.pte"
     path.write_bytes(lowered({name: L - 1 if name == "forward" else 1 for name in methods}, Sum(first, letters)))
     verdict = stock_runner_verdict(read_program(path), fast.get_vocab_size())
-    right = stock_text(path, tokenizer_path) == expected_text(fast, first, letters)
+    right = stock_texts(path, tokenizer_path, [PROMPT], STEPS, tmp_path) == [expected_text(fast, first, letters)]
     assert verdict.loads == right
     assert right == ("decode" not in methods)
