@@ -26,7 +26,7 @@ demo: setup
 
 # First the fast ones, which say at once what is wrong; then those that build the real model.
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not real"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not real"
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m real
 
 lint: setup
