@@ -10,9 +10,9 @@ import pytest
 from huggingface_hub import errors
 
 from pipeline.sources import fetch, hub
-from pipeline.sources.fetched import file_digest
 from pipeline.sources.kinds import kind
 from runners.errors import UserError
+from runners.package import sha256_of
 from tests import tiny
 
 
@@ -118,9 +118,9 @@ def test_remote_code_needs_permission(folder, name):
 
 
 def test_gguf(gguf_file):
-    fetched = fetch(str(gguf_file), sha256=file_digest(gguf_file))
+    fetched = fetch(str(gguf_file), sha256=sha256_of(gguf_file))
     assert (fetched.path, fetched.kind, fetched.licence) == (gguf_file, "gguf", "MIT")
-    assert fetched.digest == file_digest(gguf_file)
+    assert fetched.digest == sha256_of(gguf_file)
     assert fetched.has_tokenizer
 
 
@@ -157,7 +157,7 @@ def test_gguf_with_nonsense_in_the_header(gguf_file):
 
 def test_gguf_wrong_sha256(gguf_file):
     message = refused(gguf_file, sha256="0" * 64)
-    assert file_digest(gguf_file) in message
+    assert sha256_of(gguf_file) in message
     assert "0" * 64 in message
 
 

