@@ -59,7 +59,10 @@ def command(package: Path, threads: int | None = None, json: Path | None = None)
     """
     opened = _open(package, json)
     if opened.goldens_path is None:
-        raise UserError(f"{package}: the package carries no goldens: set check.prompts in its YAML and build it again")
+        raise UserError(
+            f"{package}: the package carries no goldens: it was built with --no-check. Build it again without, or give "
+            "prompts of your own with --eager."
+        )
     goldens = load(opened.goldens_path)
     _conclude(_replay(opened, goldens, None, threads), json)
 
@@ -90,6 +93,8 @@ def command_eager(
         UserError: the package or a prompt cannot be used.
         CheckFailedError: the program breaks a limit of the package's configuration.
     """
+    if any(not prompt.strip() for prompt in prompts):
+        raise UserError("--eager: the prompt is empty; give some text.")
     opened = _open(package, json)
     goldens, full = references(opened, prompts, steps)
     ties = _BROKEN_BY_A_TIE if any(prompt.rounding is not None for prompt in goldens.prompts) else ()

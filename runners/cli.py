@@ -5,6 +5,7 @@ The commands import what they need when they run: the runtime takes seconds to i
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,12 @@ def run_app(application: typer.Typer) -> None:
         sys.exit(_fail(error))
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        sys.exit(
+            _fail(UserError(f"the output cannot be written ({error.strerror}); make room, or give another place."))
+        )
 
 
 def _fail(error: UserError | CheckFailedError) -> int:
@@ -261,7 +268,11 @@ def _lines(notes: Console, first: str | None) -> Iterator[str]:
     while True:
         if sys.stdin.isatty():
             notes.print("> ", end="", style="bold")
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:  # perhaps meant for an answer that had just ended: it costs a line, not the chat
+            notes.print("\n/exit ends the conversation", style="dim")
+            continue
         if not line:
             return
         yield line

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.fx._pytree as fx_pytree
 from torch.utils import _pytree as torch_pytree
 from transformers.cache_utils import Cache
@@ -37,9 +38,15 @@ def scoped(entries: tuple[CachePytree, ...]) -> Iterator[None]:
             prove_round_trip(entry)
             _proved.add(entry)
     with ExitStack() as stack:
+        stack.enter_context(torch.serialization.safe_globals(_classes(entries)))
         for entry in entries:
             stack.enter_context(_one(entry))
         yield
+
+
+def _classes(entries: tuple[CachePytree, ...]) -> list[Any]:
+    """The classes that a saved program's example inputs may hold: ``torch.export.load`` reads them without a pickle."""
+    return list({cls for entry in entries for cls in (entry.cls, *(row.cls for row in entry.layers))})
 
 
 @contextmanager
