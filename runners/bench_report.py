@@ -11,6 +11,7 @@ from rich.table import Table
 
 from runners.machine import Machine
 
+_LEAST_TRIALS = 5  # for an interval: the median of fewer lies outside of all of them too often
 _RESAMPLES = 2000
 
 
@@ -56,8 +57,8 @@ class Ratio(Figures):
 
     name: str
     median: float
-    low: float  # the interval in which the median lies with 95% confidence, by bootstrap over the paired trials
-    high: float
+    low: float | None  # the interval in which the median lies with 95% confidence, by bootstrap over the paired trials
+    high: float | None  # None for both below ``_LEAST_TRIALS``
 
 
 class BenchReport(Figures):
@@ -83,6 +84,8 @@ def spread(values: Sequence[float]) -> Spread:
 def ratio(name: str, ratios: Sequence[float]) -> Ratio:
     """The median of paired ratios with its bootstrap interval. The resampling is seeded."""
     values = np.asarray(ratios)
+    if len(values) < _LEAST_TRIALS:
+        return Ratio(name=name, median=float(np.median(values)), low=None, high=None)
     picks = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
     low, high = np.percentile(np.median(values[picks], axis=1), [2.5, 97.5])
     return Ratio(name=name, median=float(np.median(values)), low=float(low), high=float(high))
@@ -108,11 +111,16 @@ def show(report: BenchReport, console: Console) -> None:
     for each in report.ratios:
         first, second = (package.name for package in report.packages)
         console.print(
-            f"{each.name}: {first} is {each.median:.3f} times as fast as {second} "
-            f"(95%: {each.low:.3f} to {each.high:.3f})",
+            f"{each.name}: {first} is {each.median:.3f} times as fast as {second} ({_interval(each)})",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _interval(found: Ratio) -> str:
+    if found.low is None or found.high is None:
+        return f"no interval: fewer than {_LEAST_TRIALS} trials"
+    return f"95%: {found.low:.3f} to {found.high:.3f}"
 
 
 def _table(package: PackageFigures) -> RenderableType:

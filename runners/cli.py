@@ -169,8 +169,9 @@ def check(
     with quiet_libraries():
         from runners import check_command
 
-    if eager:
-        check_command.command_eager(package, eager, steps, check_command.eager_references(), threads, json)
+        references = check_command.eager_references() if eager else None
+    if references is not None:
+        check_command.command_eager(package, eager, steps, references, threads, json)
     else:
         check_command.command(package, threads, json)
 

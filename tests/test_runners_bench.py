@@ -140,3 +140,9 @@ def test_report_is_plain_json(tmp_path):
         ratios=[],
     )
     assert json.loads(report.model_dump_json())["machine"]["physical_cores"] == physical_cores()
+
+
+def test_few_trials_have_no_interval():
+    found = ratio("decode", [0.9, 0.95])
+    assert (found.low, found.high) == (None, None)
+    assert found.median == pytest.approx(0.925)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import typer
+from rich.console import Console
 
 import runners
+from runners import cli
 from runners.bench_report import Memory
 from runners.cli import TRACEBACK_VARIABLE, app, run_app
 from runners.errors import CheckFailedError, UserError
@@ -69,6 +73,29 @@ def test_errors_become_exit_codes_and_one_message(command, error, code):
     found, out, err = command(application=application_that_raises(error))
     assert (found, out) == (code, "")
     assert err == (f"error: {error}\n" if str(error) else "")
+
+
+def test_output_that_nothing_takes_is_one_message(command):
+    found, _, err = command(application=application_that_raises(OSError(errno.ENOSPC, "No space left on device")))
+    assert found == 2
+    assert err == "error: the output cannot be written (No space left on device): give it another place.\n"
+
+
+def test_ctrl_c_at_the_prompt_costs_a_line_and_not_the_chat(monkeypatch):
+    class Input:
+        lines: ClassVar = [KeyboardInterrupt(), "hello\n", ""]
+
+        def isatty(self) -> bool:
+            return False
+
+        def readline(self) -> str:
+            line = self.lines.pop(0)
+            if isinstance(line, KeyboardInterrupt):
+                raise line
+            return line
+
+    monkeypatch.setattr(sys, "stdin", Input())
+    assert list(cli._lines(Console(quiet=True), None)) == ["hello\n"]
 
 
 def test_another_error_is_a_fault_of_the_program():
