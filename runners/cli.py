@@ -72,9 +72,7 @@ def run_app(application: typer.Typer) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE):
             raise
-        sys.exit(
-            _fail(UserError(f"the output cannot be written ({error.strerror}); make room, or give another place."))
-        )
+        sys.exit(_fail(UserError(f"the output cannot be written ({error.strerror}): give it another place.")))
 
 
 def _fail(error: UserError | CheckFailedError) -> int:
