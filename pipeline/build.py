@@ -56,9 +56,8 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
         export_directory = stack.enter_context(staging(export_target, kept.FACTS)) if keeps_export else None
         line = _Line(settings, directory, stages, cache)
         tokenizer = line.tokenizer  # what is missing or does not fit is found before the long stages
-        checks = options.check and (
-            settings.check.prompts or settings.check.perplexity
-        )  # of nothing there is no verdict
+        has_content = bool(settings.check.prompts or settings.check.perplexity)
+        checks = options.check and has_content  # of nothing there is no verdict
         if checks:
             prompts_of(settings.check, tokenizer, settings.cache.max_length)
         if export_directory is not None:
