@@ -15,6 +15,7 @@ from pipeline.caches.device import DEVICE_CACHE, DeviceCache, LayerShape, device
 from pipeline.caches.dynamic import DYNAMIC_CACHE, empty_dynamic_cache
 from pipeline.caches.encoder_decoder import ENCODER_DECODER_CACHE
 from pipeline.caches.layer import LayerPytree, combined
+from pipeline.caches.minimax import MINIMAX_CACHE
 from pipeline.caches.pytree import CachePytree
 from pipeline.caches.quantized import QUANTIZED_CACHE
 from pipeline.caches.rewind import rewind
@@ -36,7 +37,7 @@ __all__ = [
     "subclass_of",
 ]
 
-_STATES = (DYNAMIC_CACHE, STATIC_CACHE, ENCODER_DECODER_CACHE, QUANTIZED_CACHE, DEVICE_CACHE)
+_STATES = (DYNAMIC_CACHE, STATIC_CACHE, ENCODER_DECODER_CACHE, QUANTIZED_CACHE, MINIMAX_CACHE, DEVICE_CACHE)
 
 
 def registered(*caches: type[Cache] | CachePytree) -> AbstractContextManager[None]:

@@ -26,10 +26,6 @@ WHY_NOT: dict[str, str] = {
     "DFlashCache": (
         "the number of accepted draft tokens is a Python number that changes with each step and decides a length."
     ),
-    "MiniMaxCache": (
-        "its linear states lie in a list beside the layers, with an empty list at each attention layer, and the layers "
-        "that have them stay without tensors. It needs a CachePytree that flattens that list; there is none yet."
-    ),
     "DeepseekV4HCACache": _COMPRESSES,
     "DeepseekV4CSACache": _COMPRESSES,
     "UnlimitedOcrDynamicReferenceSlidingWindowLayer": _PREFILL,

@@ -13,6 +13,7 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
     Fp8QuantizedLayer,
 )
+from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from pipeline.caches.layer import Layer
 from runners.errors import UserError
@@ -31,6 +32,8 @@ def rewind(cache: Cache) -> Cache:
     if isinstance(cache, EncoderDecoderCache):
         rewind(cache.self_attention_cache)
         return cache
+    if isinstance(cache, MiniMaxCache):
+        cache.linear_cache = [torch.zeros_like(x) if isinstance(x, torch.Tensor) else x for x in cache.linear_cache]
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, Fp8QuantizedLayer):
             raise UserError(
