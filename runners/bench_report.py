@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from runners.machine import Machine
 
@@ -106,12 +107,14 @@ def show(report: BenchReport, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for package in report.packages:
-        console.print(_table(package))
+    labels = labels_of(report.packages)
+    for label, package in zip(labels, report.packages, strict=True):
+        console.print(_table(label, package))
     for each in report.ratios:
-        first, second = (package.name for package in report.packages)
+        first, second = labels
         console.print(
             f"{each.name}: {first} is {each.median:.3f} times as fast as {second} ({_interval(each)})",
+            markup=False,
             highlight=False,
             soft_wrap=True,
         )
@@ -123,8 +126,20 @@ def _interval(found: Ratio) -> str:
     return f"95%: {found.low:.3f} to {found.high:.3f}"
 
 
-def _table(package: PackageFigures) -> RenderableType:
-    table = Table(title=package.name, title_justify="left", caption=_caption(package), caption_justify="left")
+def labels_of(packages: Sequence[PackageFigures]) -> list[str]:
+    """What tells packages apart: the name; where names are equal, the directory too, and the place on the command line
+    where that is one."""
+    names = [package.name for package in packages]
+    if len(set(names)) == len(names):
+        return names
+    places = [f"{package.name} ({package.path})" for package in packages]
+    if len(set(places)) == len(places):
+        return places
+    return [f"{place} #{number}" for number, place in enumerate(places, 1)]
+
+
+def _table(label: str, package: PackageFigures) -> RenderableType:
+    table = Table(title=Text(label), title_justify="left", caption=_caption(package), caption_justify="left")
     table.add_column("", no_wrap=True)
     for column in ("median", "p10", "p90", "p99", "n"):
         table.add_column(column, justify="right")

@@ -8,13 +8,41 @@ import pytest
 
 from runners import bench
 from runners.bench import Workload, measure, probe_memory, run_trial, token_ids
-from runners.bench_report import BenchReport, ratio, spread
+from runners.bench_report import BenchReport, Memory, PackageFigures, labels_of, ratio, spread
 from runners.errors import UserError
 from runners.files import require_writable, write_text
 from runners.machine import describe, peak_memory, physical_cores
 from runners.package import open_package
 from runners.session import Session
 from tests.packages import L, Program, V, write_package
+
+
+def figures(name: str, path: str) -> PackageFigures:
+    one = spread([1.0])
+    return PackageFigures(
+        name=name,
+        path=path,
+        program_sha256="0" * 64,
+        memory=Memory(peak_bytes=2, imports_bytes=1),
+        load_seconds=one,
+        first_token_seconds=one,
+        prefill_tokens_per_second=one,
+        decode_tokens_per_second=one,
+        step_seconds=one,
+    )
+
+
+@pytest.mark.parametrize(
+    ("packages", "labels"),
+    [
+        ([("a", "dist/a")], ["a"]),
+        ([("a", "dist/a"), ("b", "dist/b")], ["a", "b"]),
+        ([("a", "dist/a"), ("a", "old/a")], ["a (dist/a)", "a (old/a)"]),
+        ([("a", "dist/a"), ("a", "dist/a")], ["a (dist/a) #1", "a (dist/a) #2"]),
+    ],
+)
+def test_labels_tell_packages_apart(packages, labels):
+    assert labels_of([figures(*package) for package in packages]) == labels
 
 
 def test_percentiles():
