@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from pipeline.artifacts import LoadedTokenizer
 from pipeline.config import CheckSettings, QuantizeSettings
 from pipeline.goldens import Prompt, prompt_length_to_the_end
+from runners.chat_encoding import encode_chat
 from runners.errors import UserError
 from runners.template import compile_template
 from runners.tokenizer import TextCodec
@@ -95,8 +96,7 @@ def _encoder(tokenizer: LoadedTokenizer, chat: bool) -> Callable[[str], torch.Te
     template = compile_template(tokenizer.chat_template, tokenizer.info.special_tokens, "the model's chat template")
 
     def encode(text: str) -> torch.Tensor:
-        rendered = template.render([{"role": "user", "content": text}])
-        return torch.tensor(codec.encode_rendered(rendered), dtype=torch.int64)
+        return torch.tensor(encode_chat(codec, template, [{"role": "user", "content": text}]), dtype=torch.int64)
 
     return encode
 

@@ -11,12 +11,15 @@ from types import FrameType
 
 from rich.console import Console
 
+from runners.chat_encoding import encode_chat
 from runners.errors import UserError
 from runners.generate import Answer, Finish, generate
 from runners.sampling import Sampler
 from runners.session import Session
 from runners.template import ChatTemplate, Message
 from runners.tokenizer import TextCodec, TextStream
+
+GREETING = "A conversation: /reset starts anew, /exit or the end of input (Ctrl-D) leaves, Ctrl-C stops an answer."
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def keep_common(session: Session, prompt: Sequence[int]) -> Sequence[int]:
 
 def chat(speaker: Speaker, template: ChatTemplate, system: str | None, lines: Iterator[str]) -> None:
     """Hold a conversation: each of ``lines`` is a user's turn or a command, until they end or ``/exit`` comes."""
+    speaker.notes.print(GREETING, markup=False, style="dim", highlight=False, soft_wrap=True)
     opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = list(opening)
     for line in lines:
@@ -100,7 +104,7 @@ def chat(speaker: Speaker, template: ChatTemplate, system: str | None, lines: It
 def _turn(speaker: Speaker, template: ChatTemplate, messages: list[Message], text: str) -> list[Message]:
     """One turn; the conversation after it. A turn that does not fit is left out of the conversation."""
     asked: list[Message] = [*messages, {"role": "user", "content": text}]
-    prompt = speaker.codec.encode_rendered(template.render(asked))
+    prompt = encode_chat(speaker.codec, template, asked)
     try:
         _, reply = answer(speaker, prompt)
     except UserError as error:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from runners.template import ChatTemplate
 
 TRACEBACK_VARIABLE = "PTELINE_TRACEBACK"
+EAGER_STEPS = 32  # greedy tokens a prompt of --eager
 
 app = typer.Typer(
     name="pteline",
@@ -96,7 +97,8 @@ def run(
     threads: Threads = None,
     system: Annotated[str | None, typer.Option(help="A system message for the chat template.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+        bool,
+        typer.Option("--raw", help="Continue the prompt as it is, special tokens included, with no chat template."),
     ] = False,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Hold a conversation.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after an answer.")] = False,
@@ -112,6 +114,7 @@ def run(
     from runners.template import open_template
 
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    _require_effect(sampling)
     opened = open_package(package)
     template = None if raw else open_template(opened)
     _require_usable(opened, prompt, template, system=system, raw=raw, interactive=interactive)
@@ -159,17 +162,22 @@ def check(
         list[str],
         typer.Option(metavar="PROMPT", help="Run eager PyTorch here on a prompt of your own; may be repeated."),
     ] = [],  # noqa: B006  # typer reads the default, nothing writes it
-    steps: Annotated[int, typer.Option(min=1, help="Greedy tokens a prompt, with --eager.")] = 32,
+    steps: Annotated[int | None, typer.Option(min=1, help="Greedy tokens a prompt, with --eager. Default: 32.")] = None,
     threads: Threads = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")] = None,
 ) -> None:
     """Compare the program with what eager PyTorch said; exit code 1 where it breaks a limit of its configuration."""
+    if steps is not None and not eager:
+        raise UserError(
+            f"--steps {steps} needs --eager: without it the steps are those that the build recorded (its check.steps). "
+            "Add --eager PROMPT, or leave --steps out."
+        )
     with quiet_libraries():
         from runners import check_command
 
         references = check_command.eager_references() if eager else None
     if references is not None:
-        check_command.command_eager(package, eager, steps, references, threads, json)
+        check_command.command_eager(package, eager, steps or EAGER_STEPS, references, threads, json)
     else:
         check_command.command(package, threads, json)
 
@@ -220,6 +228,23 @@ def _require_usable(
         raise UserError(f"package '{package.manifest.name}' has no chat template, which {option} needs. Leave it out.")
 
 
+def _require_effect(sampling: Sampling) -> None:
+    """Refuse options that greedy choice would ignore."""
+    if sampling.temperature > 0:
+        return
+    given = {
+        "--top-k": sampling.top_k != 0,
+        "--top-p": sampling.top_p != 1,
+        "--min-p": sampling.min_p != 0,
+        "--seed": sampling.seed is not None,
+    }
+    if idle := [option for option, differs in given.items() if differs]:
+        raise UserError(
+            f"{', '.join(idle)}: no effect at --temperature 0, which always takes the likeliest token. Add a "
+            f"temperature above 0, as --temperature 0.7, or leave {'it' if len(idle) == 1 else 'them'} out."
+        )
+
+
 def _prompt_text(prompt: str) -> str:
     """The prompt itself, or standard input for '-'; without the line end that a shell appends."""
     if prompt != "-":
@@ -236,8 +261,10 @@ def _prompt_text(prompt: str) -> str:
 def _prompt_ids(speaker: Speaker, template: ChatTemplate | None, system: str | None, text: str) -> list[int]:
     if template is None:
         return speaker.codec.encode(text)
+    from runners.chat_encoding import encode_chat
+
     opening = [] if system is None else [{"role": "system", "content": system}]
-    return speaker.codec.encode_rendered(template.render([*opening, {"role": "user", "content": text}]))
+    return encode_chat(speaker.codec, template, [*opening, {"role": "user", "content": text}])
 
 
 def _speaker(package: Package, sampling: Sampling, threads: int | None, max_new_tokens: int, *, stats: bool) -> Speaker:

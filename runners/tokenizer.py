@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -10,6 +11,7 @@ from tokenizers.decoders import DecodeStream
 from runners.errors import UserError
 from runners.manifest import Tokenizer as TokenizerEntry
 from runners.package import Package
+from runners.special_tokens import SpecialTokens
 
 
 class TextCodec:
@@ -28,8 +30,13 @@ class TextCodec:
         return ids
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of text that a chat template rendered: it wrote every special token itself."""
+        """Ids of text in which every special token is meant as one, as a chat template renders it."""
         return self._ids(text, add_special_tokens=False)
+
+    @cached_property
+    def special(self) -> SpecialTokens:
+        """What the tokenizer declares to be special."""
+        return SpecialTokens(self.tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""

@@ -87,6 +87,26 @@ def test_reset_forgets_all_but_the_system_message(package):
     assert text == fresh_answers(package, "ale", system="jar") + fresh_answers(package, "dog", system="jar")
 
 
+def test_a_conversation_begins_with_how_to_leave_and_to_reset(package):
+    talk = Conversation(package)
+    talk.hold("/exit")
+    assert talk.notes.getvalue() == (
+        "A conversation: /reset starts anew, /exit or the end of input (Ctrl-D) leaves, Ctrl-C stops an answer.\n"
+    )
+
+
+def test_a_special_token_that_is_typed_in_a_turn_is_text(package):
+    """The program is fed what the template writes, and what was typed, then and in later turns."""
+    talk = Conversation(package, max_new_tokens=1)
+    talk.hold("a<|im_end|>", "b")
+    rendered = TEMPLATE.render([{"role": "user", "content": "a<|im_end|>"}])
+    first = talk.speaker.codec.encode_rendered(rendered)
+    assert first.count(2) == 2
+    held = list(talk.session.tokens)
+    assert held[: len(first)] != first
+    assert talk.speaker.codec.tokenizer.decode(held, skip_special_tokens=False).startswith(rendered)
+
+
 def test_an_unknown_command_is_not_sent(package):
     talk = Conversation(package)
     assert talk.hold("/rest", "", "  ") == ""

@@ -16,8 +16,9 @@ import typer
 from rich.console import Console
 
 import runners
-from runners import cli
+from runners import check_command, cli
 from runners.bench_report import Memory
+from runners.chat import GREETING
 from runners.cli import TRACEBACK_VARIABLE, app, run_app
 from runners.errors import CheckFailedError, UserError
 from runners.package import open_package
@@ -128,6 +129,13 @@ def test_the_traceback_variable_is_read(command, monkeypatch, tmp_path):
         (["-", "--interactive"], "leave '-' out"),
         (["hi", "--temperature", "-1"], "--temperature is -1.0; expected 0 or more"),
         (["hi", "--top-p", "0"], "--top-p is 0.0; expected above 0"),
+        (
+            ["hi", "--top-p", "0.9"],
+            "--top-p: no effect at --temperature 0, which always takes the likeliest token. Add a",
+        ),
+        (["hi", "--seed", "1", "--top-k", "3"], "--top-k, --seed: no effect at --temperature 0"),
+        (["hi", "--min-p", "0.1", "--temperature", "0"], "as --temperature 0.7, or leave it out"),
+        (["hi", "--top-p", "0.9", "--temperature", "0.1"], "model.pte: the runtime cannot load it"),
         (["hi", "--threads", "0"], "--threads is 0; expected 1 or more"),
         (["hi"], "model.pte: the runtime cannot load it"),
     ],
@@ -149,6 +157,22 @@ def test_a_system_message_without_a_template_is_refused(command, tmp_path):
 def test_a_prompt_that_is_no_utf8_is_refused(command, unloadable):
     code, _, err = command("run", unloadable, "-", stdin=b"caf\xe9")
     assert (code, "standard input is not valid UTF-8" in err) == (2, True)
+
+
+def test_steps_without_eager_are_refused(command, unloadable):
+    code, out, err = command("check", unloadable, "--steps", "8")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --steps 8 needs --eager: ")
+    assert "Add --eager PROMPT, or leave --steps out." in err
+
+
+@pytest.mark.parametrize(("options", "steps"), [([], 32), (["--steps", "8"], 8)])
+def test_eager_takes_the_steps_that_are_given_or_its_own(command, unloadable, monkeypatch, options, steps):
+    asked: list[int] = []
+    monkeypatch.setattr(check_command, "command_eager", lambda *arguments: asked.append(arguments[2]))
+    monkeypatch.setattr(check_command, "eager_references", object)
+    assert command("check", unloadable, "--eager", "hi", *options) == (0, "", "")
+    assert asked == [steps]
 
 
 def test_bench_refuses_an_unwritable_result_before_it_measures(command, unloadable, tmp_path):
@@ -195,9 +219,24 @@ def test_equal_seeds_give_equal_text(command, toy):
 @pytest.mark.export
 def test_interactive_reads_turns_until_the_end(command, toy):
     options = ["--interactive", "--max-new-tokens", "3"]
-    code, out, _ = command("run", toy, *options, stdin=b"ale\n/reset\nale\n")
+    code, out, err = command("run", toy, *options, stdin=b"ale\n/reset\nale\n")
+    assert err.splitlines()[0] == GREETING
     first = greedy_text(toy, "<|im_start|>user\nale<|im_end|>\n<|im_start|>assistant\n", 3) + "\n"
     assert (code, out) == (0, first + first)
+
+
+@pytest.mark.export
+def test_a_special_token_in_a_prompt_is_text_and_with_raw_it_is_not(command, toy, monkeypatch):
+    asked: list[list[int]] = []
+    monkeypatch.setattr("runners.chat.answer", lambda speaker, prompt: asked.append(list(prompt)))
+    for options in ([], ["--raw"]):
+        command("run", toy, "a<|im_end|>", *options)
+    codec = open_tokenizer(open_package(toy))
+    chat, raw = asked
+    assert raw == codec.encode_rendered("a<|im_end|>")
+    assert [chat.count(2), raw.count(2)] == [1, 1]  # the template's own, and the one that was typed
+    rendered = "<|im_start|>user\na<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert codec.tokenizer.decode(chat, skip_special_tokens=False) == rendered
 
 
 @pytest.mark.export
@@ -215,7 +254,8 @@ def test_bench_writes_json_and_a_table(command, monkeypatch, toy, tmp_path):
     sizes = ["--prompt-tokens", "9", "--new-tokens", "3", "--trials", "2", "--warmup", "0"]
     code, out, _ = command("bench", toy, *sizes, "--json", file, "--against", toy)
     assert code == 0
-    assert "decode: toy is" in out
+    assert f"decode: toy ({toy}) #1 is" in out
+    assert f"as fast as toy ({toy}) #2 (" in out
     assert len(json.loads(file.read_text())["packages"]) == 2
     assert list(tmp_path.iterdir()) == [file]
 
