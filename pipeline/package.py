@@ -7,12 +7,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
 from pipeline.artifacts import Emitted, LoadedTokenizer
+from pipeline.build_lock import only_build_of
 from runners.errors import UserError
 from runners.goldens import Goldens
 from runners.goldens import save as save_goldens
@@ -41,30 +42,33 @@ def staging(target: Path, marker: str = MANIFEST_NAME) -> Iterator[Path]:
         marker: a file that it has if an earlier build wrote it.
 
     Raises:
-        UserError: ``target`` exists and no build wrote it, or its folder cannot be written.
+        UserError: ``target`` exists and no build wrote it, another build is writing it, or its folder cannot be
+            written.
     """
     if target.exists() and not (target / marker).is_file():
         raise UserError(
             f"package: {target} exists and is not of a build (it has no {marker}); move it away, or set "
             "package.directory or name."
         )
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _recover(target)
-        directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-{os.getpid()}-", dir=target.parent))
-    except OSError as error:
-        raise UserError(f"package.directory: cannot write to {target.parent} ({error.strerror}).") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_build_of(target))
+            _recover(target)
+            directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-{os.getpid()}-", dir=target.parent))
+        except OSError as error:
+            raise UserError(f"package.directory: cannot write to {target.parent} ({error.strerror}).") from error
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         directory.chmod(0o755)
         yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
-def write_content(directory: Path, emitted: Emitted, tokenizer: LoadedTokenizer) -> None:
+def write_content(directory: Path, emitted: Emitted, tokenizer: LoadedTokenizer | None) -> None:
     """Write what it takes to run the package: every file but the manifest and those of the check."""
     if emitted.program != directory / PROGRAM_NAME:
         shutil.copyfile(emitted.program, directory / PROGRAM_NAME)
+    if tokenizer is None:
+        return
     (directory / TOKENIZER_NAME).write_text(tokenizer.tokenizer_json, encoding="utf-8")
     if tokenizer.chat_template is not None:
         (directory / CHAT_TEMPLATE_NAME).write_text(tokenizer.chat_template, encoding="utf-8")

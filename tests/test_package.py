@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -149,7 +150,9 @@ def test_a_signal_leaves_the_earlier_package_and_at_most_what_the_next_build_cle
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "m")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        assert len(names(tmp_path)) == 2
+        assert {name for name in names(tmp_path) if ".new-" not in name} == {"m", ".m.lock"}
+        with pytest.raises(UserError, match=rf"another build \(process {process.pid}\) is writing .*m; wait until"):
+            build(tmp_path / "m", "two at once")
         process.send_signal(number)
         process.wait()
     assert process.returncode != 0
@@ -158,6 +161,36 @@ def test_a_signal_leaves_the_earlier_package_and_at_most_what_the_next_build_cle
     assert (tmp_path / "m" / "model.pte").read_text() == "one"
     build(tmp_path / "m", "two")
     assert names(tmp_path) == {"m"}
+
+
+def test_the_lock_is_of_one_name_and_goes_with_the_block(tmp_path: Path) -> None:
+    with staging(tmp_path / "m"), staging(tmp_path / "n"):
+        with pytest.raises(UserError, match=rf"another build \(process {os.getpid()}\) is writing .*m;"):
+            build(tmp_path / "m", "two")
+        assert not (tmp_path / "m").exists()
+    assert names(tmp_path) == set()
+    build(tmp_path / "m", "one")
+
+
+def test_a_lock_that_another_build_removes_meanwhile_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the file and locking it, the build that held the lock may end and remove the name."""
+    flock, calls = fcntl.flock, []
+
+    def late(descriptor: int, flags: int) -> None:
+        if not calls:
+            (tmp_path / ".m.lock").unlink()
+        calls.append(descriptor)
+        flock(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with staging(tmp_path / "m"):
+        assert (tmp_path / ".m.lock").read_text() == str(os.getpid())
+        assert len(calls) == 2
+        with pytest.raises(UserError, match="another build"):
+            build(tmp_path / "m", "two")
+    assert names(tmp_path) == set()
 
 
 def test_every_file_can_be_read_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
