@@ -11,8 +11,11 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.config import BuildSettings
+from pipeline.config import BuildSettings, LowerSettings
 from pipeline.config_yaml import Document, Keys, kind_of
+from pipeline.quantization.schemes import is_taken
+
+LINEAR_KEYS: tuple[Keys, ...] = (("quantize", "linear"), ("quantize", "lm_head"))
 
 # What pydantic's error types mean to someone who writes YAML.
 EXPECTED = {
@@ -42,7 +45,7 @@ def explain(error: ValidationError, document: Document) -> Iterator[str]:
     """One line a problem: ``file.yaml:12: quantize.linaer: unknown key; did you mean 'linear'? accepted: …``."""
     for detail in error.errors():
         keys = detail["loc"]
-        yield f"{document.origin(keys).describe(keys)}: {_problem(detail, keys)}"
+        yield f"{document.origin(keys).describe(keys)}: {_problem(detail, keys, _backend(document))}"
 
 
 def nearest(given: object, accepted: Sequence[str]) -> str:
@@ -51,7 +54,7 @@ def nearest(given: object, accepted: Sequence[str]) -> str:
     return f"did you mean {close[0]!r}? " if close else ""
 
 
-def _problem(detail: ErrorDetails, keys: Keys) -> str:
+def _problem(detail: ErrorDetails, keys: Keys, backend: str) -> str:
     match detail["type"]:
         case "extra_forbidden":
             accepted = _keys_of(keys[:-1])
@@ -60,12 +63,22 @@ def _problem(detail: ErrorDetails, keys: Keys) -> str:
             return _missing(keys)
         case "literal_error":
             accepted = re.findall(r"'([^']*)'", str(detail["ctx"]["expected"]))
+            if keys in LINEAR_KEYS:
+                accepted = [name for name in accepted if is_taken(name, backend)]
             hint = nearest(detail["input"], accepted)
             return f"{kind_of(detail['input'])} is not known; {hint}accepted: {', '.join(accepted)}"
         case "value_error":
             return str(detail["ctx"]["error"])
         case _:
             return f"expected {_expected(detail)}, got {kind_of(detail['input'])}"
+
+
+def _backend(document: Document) -> str:
+    """The backend that the document names; the default where it names none, or one that there is not."""
+    section = document.value.get("lower")
+    named = section.get("backend") if isinstance(section, dict) else None
+    known = get_args(LowerSettings.model_fields["backend"].annotation)
+    return str(named) if named in known else LowerSettings().backend
 
 
 def _expected(detail: ErrorDetails) -> str:

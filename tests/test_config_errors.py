@@ -36,6 +36,19 @@ SETTINGS = [
         "quantize.linear",
         "the text '8da5w' is not known; did you mean '8da8w'? accepted: none",
     ),
+    (
+        "quantize: {lm_head: 8ww}",
+        3,
+        "quantize.lm_head",
+        "the text '8ww' is not known; did you mean '8da8w'? accepted: none, 8da4w, 8da8w\n",
+    ),
+    ("quantize: {embedding: 8ww}", 3, "quantize.embedding", "did you mean '8w'? accepted: none, 8w, 4w\n"),
+    (
+        "quantize: {linear: x}\nlower: {max_delegates: 1}",
+        3,
+        "quantize.linear",
+        "accepted: none, 8da4w, 8da8w\n",  # 4w and 8w are schemes too, which xnnpack does not take
+    ),
     ("export: {methods: [forward, decod]}", 3, "export.methods[1]", "did you mean 'decode'? accepted: forward, decode"),
     ("export: {methods: [decode]}", 3, "export.methods", "must contain 'forward'"),
     ("export: {methods: [forward, forward]}", 3, "export.methods", "must not repeat"),
@@ -192,7 +205,7 @@ def test_settings(tmp_path, text, line, key, says):
     path = written(tmp_path, MODEL + text + "\n")
     message = refused(path)
     assert message.startswith(f"{path}:{line}: {key}")
-    assert says in message
+    assert says in f"{message}\n"  # a line end in ``says`` is the end of the message
     assert len(message.splitlines()) == 1
 
 
@@ -234,6 +247,13 @@ def test_every_problem_is_listed(tmp_path):
     path = written(tmp_path, MODEL + "cache: {max_length: 0}\nquantize: {linear: x, colour: red}\n")
     lines = refused(path, ("check.steps=0",)).splitlines()
     assert [line.split(": ")[0] for line in lines] == [f"{path}:3", f"{path}:4", f"{path}:4", "--set check.steps"]
+
+
+def test_a_wrong_backend_does_not_hide_what_the_default_takes(tmp_path):
+    path = written(tmp_path, MODEL + "quantize: {linear: x}\nlower: {backend: [y]}\n")
+    linear, backend = refused(path).splitlines()
+    assert linear.endswith("accepted: none, 8da4w, 8da8w")
+    assert backend.startswith(f"{path}:4: lower.backend: ")
 
 
 def test_an_inherited_mistake_points_into_the_base(tmp_path):

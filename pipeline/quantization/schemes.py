@@ -45,3 +45,9 @@ EMBEDDING_SCHEMES: dict[str, EmbeddingScheme | None] = {
     "8w": EmbeddingScheme(bits=8),
     "4w": EmbeddingScheme(bits=4),
 }
+
+
+def is_taken(linear: str, backend: str) -> bool:
+    """Whether ``backend`` takes layers of a linear scheme; layers without one it always does."""
+    scheme = LINEAR_SCHEMES[linear]
+    return scheme is None or backend in scheme.backends
