@@ -40,10 +40,12 @@ def build(
     """Build a package from a configuration."""
     if unknown := sorted(set(keep) - set(_KEEP)):
         raise UserError(f"--keep {unknown[0]}: no such stage result; accepted: {', '.join(_KEEP)}")
-    from pipeline.config_reader import read
+    from pipeline.config_errors import located
+    from pipeline.config_reader import read_document, settings_of
 
-    settings = read(config, overrides)  # before the libraries that take seconds to import
-    with quiet_libraries():
+    document = read_document(config, overrides)
+    settings = settings_of(document)  # before the libraries that take seconds to import
+    with quiet_libraries(), located(document):
         from pipeline.build import BuildOptions
         from pipeline.build import build as build_package
         from pipeline.sources.pypi import cache_directory

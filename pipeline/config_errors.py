@@ -6,6 +6,7 @@ import difflib
 import re
 import types
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,7 @@ from pydantic_core import ErrorDetails
 from pipeline.config import BuildSettings, LowerSettings
 from pipeline.config_yaml import Document, Keys, kind_of
 from pipeline.quantization.schemes import is_taken
+from runners.errors import CheckFailedError, UserError
 
 LINEAR_KEYS: tuple[Keys, ...] = (("quantize", "linear"), ("quantize", "lm_head"))
 
@@ -46,6 +48,41 @@ def explain(error: ValidationError, document: Document) -> Iterator[str]:
     for detail in error.errors():
         keys = detail["loc"]
         yield f"{document.origin(keys).describe(keys)}: {_problem(detail, keys, _backend(document))}"
+
+
+@contextmanager
+def located(document: Document) -> Iterator[None]:
+    """Put the place of a setting before the message of an error that later stages raise about it.
+
+    Such a message begins with the setting's key, as ``model.num_layers: 99, but …``: it gets the place in front that
+    errors of the schema have.
+
+    Raises:
+        UserError: one was raised inside.
+        CheckFailedError: likewise.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(_placed(str(error), document)) from error
+    except CheckFailedError as error:
+        raise CheckFailedError(_placed(str(error), document)) from error
+
+
+def _placed(message: str, document: Document) -> str:
+    key, colon, rest = message.partition(": ")
+    keys: Keys = tuple(key.split("."))
+    if not colon or not is_setting(keys):
+        return message
+    return f"{document.origin(keys).describe(keys)}: {rest}"
+
+
+def is_setting(keys: Keys) -> bool:
+    """Whether ``keys`` name a setting in one of the sections."""
+    try:
+        return len(keys) > 1 and keys[-1] in _keys_of(keys[:-1])
+    except (KeyError, StopIteration):  # no such section; a setting that is none
+        return False
 
 
 def nearest(given: object, accepted: Sequence[str]) -> str:

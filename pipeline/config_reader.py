@@ -29,10 +29,28 @@ def read(path: Path, overrides: Sequence[str] = ()) -> BuildSettings:
         UserError: a file cannot be read, or a setting is unknown, of the wrong type, out of range or impossible beside
             another one. The message has one line a problem: file and line, key, what is accepted, the nearest match.
     """
+    return settings_of(read_document(path, overrides))
+
+
+def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
+    """The values in ``path``, with what it extends and with ``overrides`` applied, and where each was written.
+
+    Raises:
+        UserError: a file cannot be read, or is no mapping of sections.
+    """
     document = _with_bases(path, ())
     for override in overrides:
         document = merge(document, _override(override))
     _resolve_paths(document)
+    return document
+
+
+def settings_of(document: Document) -> BuildSettings:
+    """The settings that ``document`` holds.
+
+    Raises:
+        UserError: see :func:`read`.
+    """
     try:
         settings = BuildSettings.model_validate(document.value)
     except ValidationError as error:
