@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
 from torch.export import ExportedProgram
+from torch.fx.passes.infra.partitioner import Partition
 
+from pipeline.backends.levels import partitions_by_level
 from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.passes.half_swap_as_linear import half_swap_as_linear
 from pipeline.passes.mean_as_linear import mean_as_linear
@@ -15,6 +17,14 @@ from pipeline.passes.quantized_embedding import quantized_embedding
 
 # What XNNPACK, or a portable kernel, does not take as it is written, rewritten so that it does.
 PASSES = (quantized_embedding, mean_as_linear, half_swap_as_linear)
+
+
+class LevelPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is Any to the checker
+    """Chooses nodes as XNNPACK's own partitioner does, and groups them by ``levels.py``."""
+
+    def generate_partitions(self, program: ExportedProgram) -> list[Partition]:
+        """Return the groups of nodes that become delegates."""
+        return partitions_by_level(program.graph_module.graph, self.get_matched_nodes_from_configs(program))
 
 
 def lower(
@@ -33,7 +43,7 @@ def lower(
     with quick_lowering():
         return to_edge_transform_and_lower(
             rewritten,
-            partitioner=[XnnpackPartitioner()],
+            partitioner=[LevelPartitioner()],
             constant_methods=constant_methods,
             compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
         )
