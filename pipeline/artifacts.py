@@ -8,8 +8,10 @@ from pathlib import Path
 from executorch.exir import EdgeProgramManager
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache as ModelCache
 
-from pipeline.caches import CachePytree, DeviceCache
+from pipeline.attention import Attention
+from pipeline.caches import CachePytree
 from runners.manifest import Cache, Manifest, Method, ModelIdentity, Strict, TensorSpec, Tokenizer
 
 
@@ -41,12 +43,13 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Registered:
-    """A model and an empty cache of the device's own kind, whose class is a known pytree."""
+    """A model and an empty cache of the device's own kind, whose class is a known pytree; None for a model without."""
 
     model: PreTrainedModel
-    cache: DeviceCache
-    entry: CachePytree
-    layout: Cache  # where the cache will live, and each of its tensors
+    attention: Attention
+    cache: ModelCache | None
+    entry: CachePytree | None
+    layout: Cache | None  # where the cache will live, and each of its tensors
 
 
 class Signature(Strict):
@@ -60,7 +63,7 @@ class ProgramFacts(Strict):
     """What the manifest says of a program that no later stage can find out from the program itself."""
 
     signatures: dict[str, Signature]  # method -> inputs and outputs
-    cache: Cache
+    cache: Cache | None
     quantization: dict[str, str]
 
 
@@ -88,7 +91,7 @@ class EmittedFacts(Strict):
     constant_methods: dict[str, int | bool | list[int]]
     backends: list[str]
     operators: list[str]
-    cache: Cache
+    cache: Cache | None
     quantization: dict[str, str]
 
 

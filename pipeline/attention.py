@@ -1,21 +1,29 @@
 """Attention over the device's cache, registered under transformers' own interfaces. Model code is not edited.
 
-Legend: B batch, H query heads, K key/value heads, G = H / K, S tokens of a call, L cache length, D head width.
+Legend: B batch, H query heads, K key/value heads, G = H / K, S tokens of a call, N entries seen, D head width.
+N is the cache's length; of a layer with a window W it is W + S.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import torch
-from torch.export import ExportedProgram
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, eager_mask
 
 from runners.errors import UserError
 
-_UNSUPPORTED = {"softcap": "soft-capped scores", "s_aux": "attention sinks", "head_mask": "a head mask"}
+Attention = Literal["custom", "portable"]
+Position: TypeAlias = int | torch.SymInt
+MaskFunction = Callable[..., torch.Tensor]
+
+# What a model may ask of its attention: keyword -> its name for messages.
+_CUSTOM_LACKS = {"softcap": "soft-capped scores", "s_aux": "attention sinks", "head_mask": "a head mask"}
+_PORTABLE_LACKS = {"head_mask": "a head mask"}
 
 
 def custom(
@@ -23,26 +31,31 @@ def custom(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: int | torch.SymInt,
+    attention_mask: Position | torch.Tensor,
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention by ``llama::custom_sdpa``.
+    """Attention by ``llama::custom_sdpa``.
 
     Args:
         module: the model's attention layer (not used).
         query: ``[B, H, S, D]``.
-        key: the cache's storage, ``[B, L, K, D]``.
-        value: the cache's storage, ``[B, L, K, D]``.
-        attention_mask: the position of the first query token, which ``_position_mask`` passes on.
+        key: as the cache's layer returns it, ``[B, N, K, D]``.
+        value: as the cache's layer returns it, ``[B, N, K, D]``.
+        attention_mask: the position of the first query token, which ``_position_or_mask`` passes on: the operator then
+            is causal by itself and reads up to the last query only. Of a ring: ``[1, 1, S, N]``, added to the scores.
         scaling: of the scores; None means ``D ** -0.5``.
         kwargs: what else the model passes; a mechanism that the operator lacks is refused.
 
     Returns:
         ``[B, S, H, D]``, and None in place of the attention weights.
     """
-    _refuse_unsupported(kwargs)
-    out = torch.ops.llama.custom_sdpa(query.transpose(1, 2), key, value, attention_mask, None, 0.0, True, scaling)
+    _refuse(kwargs, _CUSTOM_LACKS, "custom")
+    query = query.transpose(1, 2)
+    if isinstance(attention_mask, torch.Tensor):
+        out = torch.ops.llama.custom_sdpa(query, key, value, 0, attention_mask[0, 0], 0.0, False, scaling)
+    else:
+        out = torch.ops.llama.custom_sdpa(query, key, value, attention_mask, None, 0.0, True, scaling)
     return out, None
 
 
@@ -51,49 +64,75 @@ def portable(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over the whole storage by core operators.
+    """Attention over all entries by core operators.
 
     Args:
         module: the model's attention layer (not used).
         query: ``[B, H, S, D]``.
-        key: the cache's storage, ``[B, K, L, D]``.
-        value: the cache's storage, ``[B, K, L, D]``.
-        attention_mask: ``[B, 1, S, L]``, added to the scores.
+        key: ``[B, K, N, D]``.
+        value: ``[B, K, N, D]``.
+        attention_mask: ``[B, 1, S, N]``, added to the scores; None: every query sees every entry.
         scaling: of the scores; None means ``D ** -0.5``.
+        softcap: scores become ``softcap * tanh(scores / softcap)``, as in Gemma 2.
+        s_aux: a further score a head that takes part in the softmax and has no value, ``[H]``: attention sinks.
         kwargs: what else the model passes; a mechanism that is not written here is refused.
 
     Returns:
         ``[B, S, H, D]``, and None in place of the attention weights.
     """
-    _refuse_unsupported(kwargs)
+    _refuse(kwargs, _PORTABLE_LACKS, "portable")
     b, h, s, d = query.shape
     k = key.shape[1]
-    grouped = query.reshape(b, k, h // k, s, d)
-    scores = torch.matmul(grouped, key.unsqueeze(2).transpose(3, 4)) * (scaling if scaling is not None else d**-0.5)
-    weights = torch.softmax(scores + attention_mask.unsqueeze(1), dim=-1)
-    out = torch.matmul(weights, value.unsqueeze(2)).reshape(b, h, s, value.shape[-1])
-    return out.transpose(1, 2), None
+    grouped = h != k
+    if grouped:
+        query, key, value = query.reshape(b, k, h // k, s, d), key.unsqueeze(2), value.unsqueeze(2)
+    scores = torch.matmul(query, key.transpose(-2, -1)) * (scaling if scaling is not None else d**-0.5)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if attention_mask is not None:
+        scores = scores + (attention_mask.unsqueeze(1) if grouped else attention_mask)
+    if s_aux is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        sinks = s_aux.reshape(*scores.shape[1:-2], 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
+    return torch.matmul(weights, value).reshape(b, h, s, value.shape[-1]).transpose(1, 2), None
 
 
-def _position_mask(*, q_offset: int | torch.SymInt, **kwargs: object) -> int | torch.SymInt:
-    """Hand the position to ``custom`` in the place of a mask: the operator masks by itself."""
+def _position_or_mask(
+    *,
+    q_offset: Position | torch.Tensor,
+    kv_offset: int | torch.Tensor,
+    mask_function: MaskFunction = causal_mask_function,
+    **kwargs: object,
+) -> Position | torch.Tensor:
+    """The mask of ``custom``: of a ring a tensor, otherwise the position, because the operator masks by itself."""
+    if isinstance(kv_offset, torch.Tensor):
+        mask: torch.Tensor = eager_mask(q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, **kwargs)
+        return mask
+    if mask_function is not causal_mask_function:
+        raise UserError(
+            "export.attention: this model masks its full-attention layers in a way of its own, and custom is causal by "
+            "itself; set it to portable."
+        )
+    assert not isinstance(q_offset, torch.Tensor), "a cache with custom layers gives the position as a number"
     return q_offset
 
 
-def _refuse_unsupported(kwargs: dict[str, object]) -> None:
-    for name, what in _UNSUPPORTED.items():
-        if kwargs.get(name) is not None:
-            raise UserError(
-                f"export.attention: this model's attention needs {what} ({name}), which it does not implement yet."
-            )
+def _refuse(kwargs: dict[str, object], lacks: dict[str, str], name: str) -> None:
+    for keyword, what in lacks.items():
+        if kwargs.get(keyword) is not None:
+            raise UserError(f"export.attention: this model's attention needs {what} ({keyword}), which {name} lacks.")
 
 
 _FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
-    "custom": (custom, _position_mask),
+    "custom": (custom, _position_or_mask),
     "portable": (portable, eager_mask),
 }
 
@@ -113,16 +152,68 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def require_custom(program: ExportedProgram, model: PreTrainedModel, layers: int) -> None:
-    """Make sure that ``custom`` is what attends: only it reads the cache as ``CustomLayer`` stores it.
+@dataclass
+class Observed:
+    """What a model asked of its attention while it ran."""
+
+    calls: int = 0  # through transformers' attention interface
+    needs: set[str] = field(default_factory=set)  # what ``custom`` lacks
+
+
+@contextmanager
+def observed_attention(model: PreTrainedModel) -> Iterator[Observed]:
+    """Let the model attend by ``portable`` inside the scope, over a cache of transformers', and watch it."""
+    seen = Observed()
+
+    def attend(*args: torch.Tensor, **kwargs: object) -> object:
+        seen.calls += 1
+        seen.needs |= {what for keyword, what in _CUSTOM_LACKS.items() if kwargs.get(keyword) is not None}
+        return portable(*args, **kwargs)  # type: ignore[arg-type]
+
+    def mask(*, mask_function: MaskFunction = causal_mask_function, **kwargs: object) -> object:
+        if mask_function is not causal_mask_function and kwargs.get("local_size") is None:
+            seen.needs.add("a mask of its own")
+        return eager_mask(mask_function=mask_function, **kwargs)
+
+    AttentionInterface.register("pteline_observed", attend)
+    AttentionMaskInterface.register("pteline_observed", mask)
+    with attention_of(model, "observed"):
+        yield seen
+
+
+def choose_attention(
+    wanted: Literal["auto", "custom", "portable"], seen: Observed, widths: list[tuple[int, int]], placement: str
+) -> Attention:
+    """Return ``wanted``, or for ``auto`` custom where the model and the cache's placement allow it.
+
+    Args:
+        wanted: the configuration's.
+        seen: what the model asked for.
+        widths: of the keys and values of each attention layer.
+        placement: of the cache.
 
     Raises:
-        UserError: fewer of its operators than ``layers`` are in the traced program.
+        UserError: ``custom`` is wanted and does not fit.
     """
-    graph = program.graph_module.graph
-    found = graph.find_nodes(op="call_function", target=torch.ops.llama.custom_sdpa.default)
-    if len(found) < layers:
-        raise UserError(
-            f"export.attention: {type(model).__name__} attends by code of its own, not through transformers' attention "
-            "interface, so custom cannot take its place; set it to portable."
-        )
+    if wanted == "portable":
+        return "portable"
+    why_not = _why_not_custom(seen, widths, placement)
+    if why_not is None:
+        return "custom"
+    if wanted == "custom":
+        raise UserError(f"export.attention: custom does not fit this model: {why_not}. Set it to auto or portable.")
+    return "portable"
+
+
+def _why_not_custom(seen: Observed, widths: list[tuple[int, int]], placement: str) -> str | None:
+    if not widths:
+        return "it has no attention layers"
+    if placement != "buffer":
+        return f"it writes a cache inside the program, and cache.placement is {placement}"
+    if seen.calls < len(widths):
+        return "it attends by code of its own, not through transformers' attention interface"
+    if seen.needs:
+        return f"its attention needs {', '.join(sorted(seen.needs))}"
+    if uneven := next((pair for pair in widths if pair[0] != pair[1]), None):
+        return f"its keys are {uneven[0]} wide and its values {uneven[1]}"
+    return None

@@ -14,7 +14,6 @@ from pipeline import __version__, kept
 from pipeline.artifacts import Emitted, Exported, Loaded, LoadedTokenizer, Package, Quantized
 from pipeline.config import BuildSettings
 from pipeline.config_reader import resolved
-from pipeline.draft import draft
 from pipeline.emit import check_budget, emit
 from pipeline.export import export
 from pipeline.load import load
@@ -22,11 +21,10 @@ from pipeline.lower import lower
 from pipeline.package import publish, staging, write_content, write_goldens, write_manifest
 from pipeline.prompts import calibration_ids, prompts_of, text_ids
 from pipeline.quantize import quantize
-from pipeline.record import Recorded, record_goldens
-from pipeline.register import register
+from pipeline.record import Recorded
 from pipeline.stage_cache import StageCache, key_of, library_versions
 from pipeline.stages import Stages
-from pipeline.tasks import text_generation
+from pipeline.tasks import TASKS, Task
 from pipeline.verify import verify
 from runners.check_render import show
 from runners.errors import CheckFailedError, UserError
@@ -56,9 +54,8 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
         export_directory = stack.enter_context(staging(export_target, kept.FACTS)) if keeps_export else None
         line = _Line(settings, directory, stages, cache)
         tokenizer = line.tokenizer  # what is missing or does not fit is found before the long stages
-        has_content = bool(settings.check.prompts or settings.check.perplexity)
-        checks = options.check and has_content  # of nothing there is no verdict
-        if checks:
+        checks = options.check and line.task.is_checked(settings.check)  # of nothing there is no verdict
+        if checks and tokenizer is not None:
             prompts_of(settings.check, tokenizer, settings.cache.max_length)
         if export_directory is not None:
             kept.write_exported(line.exported, export_directory)  # before lowering, which rewrites the programs
@@ -102,8 +99,12 @@ class _Line:
             return load(self.settings.model)
 
     @cached_property
-    def tokenizer(self) -> LoadedTokenizer:
-        if self.loaded.tokenizer is None:
+    def task(self) -> Task:
+        return TASKS[self.loaded.identity.task]
+
+    @cached_property
+    def tokenizer(self) -> LoadedTokenizer | None:
+        if self.loaded.tokenizer is None and self.task.needs_tokenizer:
             raise UserError(
                 f"model.source: {self.settings.model.source} has no tokenizer, and a package needs one; "
                 "add tokenizer.json (or the files it is made from) to the source."
@@ -118,7 +119,7 @@ class _Line:
 
     @cached_property
     def calibration(self) -> torch.Tensor | None:
-        return calibration_ids(self.settings.quantize, self.tokenizer)
+        return calibration_ids(self.settings.quantize, self.tokenizer) if self.tokenizer is not None else None
 
     @cached_property
     def exported(self) -> Exported:
@@ -130,83 +131,82 @@ class _Line:
 
     @cached_property
     def emitted(self) -> Emitted:
-        found = self._cache.find("emit", self._emit_key(self.tokenizer))
+        found = self._cache.find("emit", self._emit_key)
         if found is not None:
             with self._stages.stage("emit", cached=True):
                 return kept.read_emitted(found)
-        return self._emit(self.tokenizer)
+        return self._emit()
 
     @cached_property
     def recorded(self) -> Recorded:
         """Needs the package in its directory, so that it can be run."""
-        key = self._record_key(self.tokenizer)
-        found = self._cache.find("record", key)
+        found = self._cache.find("record", self._record_key)
         if found is not None:
             with self._stages.stage("record", cached=True):
                 return kept.read_recorded(found)
-        check, max_length = self.settings.check, self.settings.cache.max_length
-        with self._stages.stage("draft"):
-            prompts = prompts_of(check, self.tokenizer, max_length)
-            drafts = draft(self._directory, prompts, check.steps, self.tokenizer.info.eos_ids)
+        drafts = None
+        if self.task.draft is not None:
+            with self._stages.stage("draft"):
+                drafts = self.task.draft(self.loaded, self.settings, self._directory)
         quantized = self.quantized
         with self._stages.stage("record"):
-            recorded = record_goldens(self.loaded, quantized, self.tokenizer, check, max_length, drafts)
-            self._cache.store("record", key, lambda entry: kept.write_recorded(recorded, entry))
+            recorded = self.task.record(self.loaded, quantized, self.settings, drafts)
+            self._cache.store("record", self._record_key, lambda entry: kept.write_recorded(recorded, entry))
         return recorded
 
     def _export(self) -> Exported:
         settings, quantized = self.settings, self.quantized
         with self._stages.stage("register"):
-            registered = register(quantized, settings.cache, settings.export.attention)
+            registered = self.task.register(quantized, settings.cache, settings.export)
         with self._stages.stage("export"):
-            exported = export(registered, settings.export, self.loaded.identity.task, quantized.notes)
+            exported = export(registered, self.task.plan(registered, settings.export), quantized.notes)
             self._cache.store("export", self._export_key, lambda entry: kept.write_exported(exported, entry))
         return exported
 
-    def _emit(self, tokenizer: LoadedTokenizer) -> Emitted:
+    def _emit(self) -> Emitted:
         exported, settings = self.exported, self.settings
-        vocabulary = self.loaded.identity.vocabulary_size
-        constants = text_generation.constant_methods(exported.facts.cache, tokenizer.info, vocabulary, settings.export)
+        constants = self.task.constant_methods(self.loaded, exported.facts)
         with self._stages.stage("lower"):
             lowered = lower(exported, settings.lower, constants)
         with self._stages.stage("emit"):
             emitted = emit(lowered, constants, self._directory / PROGRAM_NAME)
-            self._cache.store("emit", self._emit_key(tokenizer), lambda entry: kept.write_emitted(emitted, entry))
+            self._cache.store("emit", self._emit_key, lambda entry: kept.write_emitted(emitted, entry))
         return emitted
 
     @property
     def _weights(self) -> list[JsonValue]:
         model = self.settings.model
         calibration = self.calibration.tolist() if self.calibration is not None else None
-        source = [self.loaded.identity.digest, model.num_layers, model.random_weights_seed]
+        source = [self.loaded.identity.digest, self.task.name, model.num_layers, model.random_weights_seed]
         return [*source, self._dump("quantize"), calibration]
 
     @property
     def _export_key(self) -> str:
         return key_of(*self._weights, self._dump("cache"), self._dump("export"))
 
-    def _emit_key(self, tokenizer: LoadedTokenizer) -> str:
-        return key_of(self._export_key, self.settings.lower.backend, tokenizer.info.model_dump(mode="json"))
+    @property
+    def _emit_key(self) -> str:
+        tokenizer = self.tokenizer.info.model_dump(mode="json") if self.tokenizer is not None else None
+        return key_of(self._export_key, self.settings.lower.backend, tokenizer)
 
-    def _record_key(self, tokenizer: LoadedTokenizer) -> str:
+    @property
+    def _record_key(self) -> str:
         check = self.settings.check.model_dump(
             mode="json", exclude={"quantized", "unquantized"}
         )  # limits change no golden
-        text = text_ids(self.settings.check, tokenizer)
-        parts: list[JsonValue] = [
-            check,
-            text.tolist() if text is not None else None,
-            self.settings.cache.max_length,
-            tokenizer.tokenizer_json,
-        ]
-        return key_of(*self._weights, *parts, tokenizer.chat_template)
+        parts: list[JsonValue] = [check, self.settings.cache.max_length]
+        if self.tokenizer is not None:
+            text = text_ids(self.settings.check, self.tokenizer)
+            parts += [text.tolist() if text is not None else None]
+            parts += [self.tokenizer.tokenizer_json, self.tokenizer.chat_template]
+        return key_of(*self._weights, *parts)
 
     def _dump(self, section: str) -> JsonValue:
         dumped: JsonValue = getattr(self.settings, section).model_dump(mode="json")
         return dumped
 
 
-def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenizer, emitted: Emitted) -> Manifest:
+def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenizer | None, emitted: Emitted) -> Manifest:
     facts = emitted.facts
     return Manifest(
         schema_version=1,
@@ -218,7 +218,7 @@ def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenize
         methods=facts.methods,
         constant_methods=facts.constant_methods,
         cache=facts.cache,
-        tokenizer=tokenizer.info,
+        tokenizer=tokenizer.info if tokenizer is not None else None,
         backends=facts.backends,
         operators=facts.operators,
         versions=library_versions(),

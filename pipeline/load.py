@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig, GgufConfig, PreTrainedConfig, PreTrainedModel
 
 from pipeline.artifacts import Loaded
 from pipeline.config import ModelSettings
 from pipeline.quiet import quiet_transformers
 from pipeline.sources import Fetched, fetch
 from pipeline.sources.parsed_once import parsed_once
+from pipeline.tasks import TASKS
+from pipeline.tasks.infer import infer_task
 from pipeline.tokenizer import load_tokenizer
 from runners.errors import UserError
-from runners.manifest import ModelIdentity
+from runners.manifest import ModelIdentity, TaskName
 
 # Lists in a model's config with one entry a layer.
 LISTS_A_LAYER = (
@@ -71,32 +71,12 @@ def _load(settings: ModelSettings) -> Loaded:
     if settings.num_layers is not None:
         keep_layers(config, settings.num_layers)
     if settings.random_weights_seed is not None:
-        model = _random(config, settings.random_weights_seed, settings.trust_remote_code)
+        model = _random(config, settings.random_weights_seed, settings.trust_remote_code, task)
     else:
-        model = _trained(fetched, config, settings)
+        model = _trained(fetched, config, settings, task)
     model.eval().requires_grad_(False)
     tokenizer = load_tokenizer(fetched, config, trust_remote_code=settings.trust_remote_code)
     return Loaded(model, _identity(model, fetched, settings, task), tokenizer)
-
-
-def infer_task(config: PreTrainedConfig, given: str | None) -> str:
-    """The task of a model, from the architecture that its config names.
-
-    Raises:
-        UserError: the architecture is of no task that is supported.
-    """
-    if given is not None or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
-        return given or "text-generation"
-    named = (config.architectures or [None])[0]
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if named in known or (named is None and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
-        return "text-generation"
-    name = named or type(config).__name__
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
-    raise UserError(
-        f"model.source: the architecture {name} is not supported; supported are the {len(known)} text-generation "
-        f"architectures of transformers' AutoModelForCausalLM (nearest: {', '.join(close) or 'LlamaForCausalLM'})"
-    )
 
 
 def keep_layers(config: PreTrainedConfig, count: int) -> None:
@@ -139,20 +119,20 @@ def _check_quantized(config: PreTrainedConfig, fetched: Fetched) -> None:
         )
 
 
-def _random(config: PreTrainedConfig, seed: int, trust_remote_code: bool) -> PreTrainedModel:
+def _random(config: PreTrainedConfig, seed: int, trust_remote_code: bool, task: TaskName) -> PreTrainedModel:
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        return TASKS[task].auto_model.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
 
 
-def _trained(fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings) -> PreTrainedModel:
-    model, findings = _from_pretrained(fetched, config, settings)
+def _trained(fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings, task: TaskName) -> PreTrainedModel:
+    model, findings = _from_pretrained(fetched, config, settings, task)
     _check_weights(findings, fetched, type(model).__name__, settings.num_layers)
     return model
 
 
 def _from_pretrained(
-    fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings
+    fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings, task: TaskName
 ) -> tuple[PreTrainedModel, _Findings]:
     is_gguf = fetched.kind == "gguf"
     # dequantize: else the model counts as quantized, and weights stay packed where a kernel for them is installed
@@ -161,7 +141,7 @@ def _from_pretrained(
         options["use_safetensors"] = None if settings.allow_pickle else True
     try:
         with quiet_transformers():
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = TASKS[task].auto_model.from_pretrained(
                 fetched.path.parent if is_gguf else fetched.path,
                 config=config,
                 dtype=torch.float32,
@@ -204,7 +184,7 @@ def _beyond(name: str, num_layers: int | None) -> bool:
     return num_layers is not None and found is not None and int(found[1]) >= num_layers
 
 
-def _identity(model: PreTrainedModel, fetched: Fetched, settings: ModelSettings, task: str) -> ModelIdentity:
+def _identity(model: PreTrainedModel, fetched: Fetched, settings: ModelSettings, task: TaskName) -> ModelIdentity:
     return ModelIdentity(
         source=settings.source,
         revision=fetched.revision,
@@ -214,7 +194,7 @@ def _identity(model: PreTrainedModel, fetched: Fetched, settings: ModelSettings,
         licence=settings.licence or fetched.licence,
         parameters=sum(weight.numel() for weight in model.parameters()),
         random_weights=settings.random_weights_seed is not None,
-        vocabulary_size=model.config.get_text_config().vocab_size,
+        vocabulary_size=getattr(model.config.get_text_config(), "vocab_size", None),
     )
 
 

@@ -6,45 +6,28 @@ import inspect
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import get_layer_types_and_kwargs
 
 from pipeline.artifacts import Quantized, Registered
-from pipeline.caches import DeviceCache, LayerShape, device_cache, entry_of
-from pipeline.config import CacheSettings
+from pipeline.attention import Attention, choose_attention, observed_attention
+from pipeline.caches import CachePytree, DeviceCache, LayerShape, device_cache, entry_of
+from pipeline.caches.measure import layer_shapes
+from pipeline.config import CacheSettings, ExportSettings
 from runners.errors import UserError
-from runners.manifest import Cache, CacheTensor
-
-_DTYPE_NAMES = {torch.float32: "float32", torch.int64: "int64"}
+from runners.manifest import Cache, CacheKind, CacheTensor
 
 
-def register(quantized: Quantized, settings: CacheSettings, attention: str) -> Registered:
+def register(quantized: Quantized, settings: CacheSettings, export: ExportSettings) -> Registered:
     """Return the model with an empty cache of ``settings.max_length`` tokens.
 
     Raises:
-        UserError: the length exceeds the model's limit, or a layer's kind has no device cache.
+        UserError: the length exceeds the model's limit, a layer's kind has no device cache, or the attention that
+            ``export`` asks for does not fit the model.
     """
-    config = quantized.model.config.get_text_config(decoder=True)
-    _check_length(config, settings.max_length)
-    _check_layers(config)
-    shapes = _layer_shapes(quantized.model)
-    if attention == "custom" and (uneven := [x for x in shapes if x.key_width != x.value_width]):
-        raise UserError(
-            f"export.attention: custom needs keys and values of one width; this model has {uneven[0].key_width} and "
-            f"{uneven[0].value_width}. Set it to portable."
-        )
+    check_length(quantized.model.config.get_text_config(decoder=True), settings.max_length)
+    shapes, attention = measured(quantized.model, settings, export)
     cache = device_cache(attention, shapes, settings.max_length, dtype=torch.float32)
     entry = entry_of(DeviceCache)
-    tensors = [
-        CacheTensor(
-            path=f"cache.{path}",
-            kind="full",
-            shape=list(leaf.shape),
-            dtype=_DTYPE_NAMES[leaf.dtype],
-            bytes=leaf.numel() * leaf.element_size(),
-        )
-        for path, leaf in entry.named_leaves(cache)
-        if path != "position"  # the caller gives it with each call: it is an input, not part of the cache's memory
-    ]
+    tensors = cache_tensors(entry, cache)
     layout = Cache(
         placement=settings.placement,
         attention=attention,
@@ -52,15 +35,20 @@ def register(quantized: Quantized, settings: CacheSettings, attention: str) -> R
         bytes=sum(t.bytes for t in tensors),
         tensors=tensors,
     )
-    return Registered(quantized.model, cache, entry, layout)
+    return Registered(quantized.model, attention, cache, entry, layout)
 
 
-def _layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
-    """Sizes of each layer's cache, as the model itself fills one: configurations name them in many ways."""
+def measured(
+    model: PreTrainedModel, settings: CacheSettings, export: ExportSettings
+) -> tuple[list[LayerShape], Attention]:
+    """Run one token, and return the sizes of each layer's cache and the attention that fits the model."""
     cache = DynamicCache(config=model.config)
-    with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
-    return [LayerShape(x.keys.shape[1], x.keys.shape[3], x.values.shape[3]) for x in cache.layers]
+    arguments = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "use_cache": True, cache_argument(model): cache}
+    with torch.inference_mode(), observed_attention(model) as seen:
+        model(**arguments)
+    shapes = layer_shapes(cache)
+    widths = [(s.attention.key_width, s.attention.value_width) for s in shapes if s.attention is not None]
+    return shapes, choose_attention(export.attention, seen, widths, settings.placement)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -78,19 +66,39 @@ def cache_argument(model: PreTrainedModel) -> str:
     return name
 
 
-def _check_length(config: PreTrainedConfig, length: int) -> None:
+def cache_tensors(entry: CachePytree, cache: DeviceCache) -> list[CacheTensor]:
+    """Return the cache's tensors as the manifest lists them; the position, which is an input, is not one of them."""
+    return [
+        CacheTensor(
+            path=f"cache.{path}",
+            kind=_kind(path, cache),
+            shape=list(leaf.shape),
+            dtype=str(leaf.dtype).removeprefix("torch."),
+            bytes=leaf.numel() * leaf.element_size(),
+        )
+        for path, leaf in entry.named_leaves(cache)
+        if path != "position"  # the caller gives it with each call: it is no part of the cache's memory
+    ]
+
+
+def _kind(path: str, cache: DeviceCache) -> CacheKind:
+    _, index, name = path.split(".", 2)
+    if name.startswith("conv_states"):
+        return "conv"
+    if name.startswith("recurrent_states"):
+        return "recurrent"
+    return "sliding" if cache.layers[int(index)].is_sliding else "full"
+
+
+def check_length(config: PreTrainedConfig, length: int) -> None:
+    """Hold the cache's length against the positions that the model was made for.
+
+    Raises:
+        UserError: it exceeds them.
+    """
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise UserError(
             f"cache.max_length: {length} tokens exceed the {limit} positions that the model was made for "
             f"(max_position_embeddings); set it to {limit} or less."
-        )
-
-
-def _check_layers(config: PreTrainedConfig) -> None:
-    kinds, _ = get_layer_types_and_kwargs(config)
-    if other := sorted(set(kinds) - {"full_attention"}):
-        raise UserError(
-            f"model: {config.model_type} has {', '.join(other)} layers, and only full_attention layers have a device "
-            "cache."
         )

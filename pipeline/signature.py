@@ -13,18 +13,19 @@ from pipeline.artifacts import Signature
 from runners.manifest import Cache, TensorSpec
 
 
-def signature_of(program: ExportedProgram, outputs: Sequence[str], cache: Cache) -> Signature:
+def signature_of(program: ExportedProgram, outputs: Sequence[str], cache: Cache | None) -> Signature:
     """Return the signature of a program whose cache has been placed.
 
     Args:
         program: as ``lift_cache`` returns it.
         outputs: names of its outputs before those of the cache.
-        cache: with placement ``io`` its tensors are the last inputs and the last outputs, named by their paths.
+        cache: with placement ``io`` its tensors are the last inputs and the last outputs, named by their paths; None:
+            the model has none.
     """
     values = {node.name: node.meta["val"] for node in program.graph_module.graph.nodes if "val" in node.meta}
     user_in = [s.arg.name for s in program.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     user_out = [s.arg.name for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
-    tensors = [t.path for t in cache.tensors if cache.placement == "io"]
+    tensors = [t.path for t in cache.tensors] if cache is not None and cache.placement == "io" else []
     names_in = [*_input_names(program)[: len(user_in) - len(tensors)], *tensors]
     names_out = [*outputs, *tensors]
     return Signature(

@@ -63,11 +63,14 @@ class Method(Strict):
     delegation: Delegation
 
 
+CacheKind = Literal["full", "sliding", "conv", "recurrent", "position", "cross"]
+
+
 class CacheTensor(Strict):
     """One cache tensor: a leaf of the cache's pytree."""
 
     path: str  # "cache.layers.3.keys"
-    kind: Literal["full", "sliding", "conv", "recurrent", "position", "cross"]
+    kind: CacheKind
     shape: list[int]
     dtype: str
     bytes: int
@@ -83,6 +86,9 @@ class Cache(Strict):
     tensors: list[CacheTensor]
 
 
+TaskName = Literal["text-generation"]
+
+
 class ModelIdentity(Strict):
     """Where the weights came from. ``digest`` is the sha256 of the source file, or of the sorted files of a folder."""
 
@@ -90,11 +96,11 @@ class ModelIdentity(Strict):
     revision: str | None
     digest: str
     architecture: str  # "LlamaForCausalLM"
-    task: str  # "text-generation"
+    task: TaskName
     licence: str | None
     parameters: int
     random_weights: bool
-    vocabulary_size: int
+    vocabulary_size: int | None  # None: the model has no tokens
 
 
 class Tokenizer(Strict):

@@ -102,7 +102,11 @@ CONFIGURATIONS = {
     ),
     "a group size without groups": (added("quantize: {linear: 8da8w, group_size: 32}"), "quantize.group_size", "8da4w"),
     "a scheme that the backend lacks": (added("quantize: {linear: 8w}"), "quantize.linear", "xnnpack takes no 8w"),
-    "outputs without portable attention": (replaced("64}", "64, placement: io}"), "cache.placement", "portable"),
+    "outputs without portable attention": (
+        replaced("64}", "64, placement: io}\nexport: {attention: custom}"),
+        "cache.placement",
+        "portable",
+    ),
     "more layers than there are": (replaced("./llama", "./llama, num_layers: 9"), "num_layers", "2"),
     "a pin on a folder": (replaced("./llama", f"./llama, sha256: '{SHA}'"), "model.sha256", "folder"),
     "a prompt beyond the cache": (replaced("hello", "x " * 200), "prompt 0", "cache.max_length"),

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
 from pipeline.caches import (
+    AttentionShape,
     CachePytree,
     DeviceCache,
     LayerPytree,
@@ -79,7 +80,7 @@ def static(length: int = 8) -> StaticCache:
 
 
 def device(attention: str = "portable") -> DeviceCache:
-    return device_cache(attention, [LayerShape(2, 16, 16)] * 2, max_length=8, dtype=torch.float32)
+    return device_cache(attention, [LayerShape(AttentionShape(2, 16, 16))] * 2, max_length=8, dtype=torch.float32)
 
 
 def feed(cache: Cache, tokens: int = 1) -> None:
@@ -239,7 +240,7 @@ def test_every_tensor_that_a_step_changes_is_a_leaf(make) -> None:
         for one in (cache, rebuilt):
             torch.manual_seed(1)
             if isinstance(one, DeviceCache):
-                one.position.fill_(2)
+                one.position = torch.tensor([2])
             feed(one)
         pairs = list(zip(pytree.tree_leaves(cache), pytree.tree_leaves(rebuilt), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -307,7 +308,7 @@ def test_an_empty_dynamic_cache_has_its_leaves_from_the_start() -> None:
 @pytest.mark.parametrize("attention", ["custom", "portable"])
 def test_a_device_cache_writes_at_its_position_and_nowhere_else(attention: str) -> None:
     cache = device(attention)
-    cache.position.fill_(3)
+    cache.position = torch.tensor([3])
     step = torch.randn(1, 2, 2, 16)
     cache.update(step, -step, 0)
     cache.update(step, -step, 1)
@@ -321,7 +322,7 @@ def test_a_device_cache_writes_at_its_position_and_nowhere_else(attention: str) 
 def test_a_device_cache_reads_its_position_anew_in_each_call() -> None:
     cache = device("custom")
     for position in (0, 5):
-        cache.position.fill_(position)
+        cache.position = torch.tensor([position])
         assert cache.get_query_offset() == position
         feed(cache)
         assert cache.layers[1].keys[0, position].any()

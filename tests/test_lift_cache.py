@@ -15,11 +15,12 @@ from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
 from pipeline.artifacts import Exported, Quantized
 from pipeline.attention import attention_of
-from pipeline.caches import LayerShape, device_cache, registered
+from pipeline.caches import AttentionShape, LayerShape, device_cache, registered
 from pipeline.config import CacheSettings, ExportSettings
 from pipeline.export import export
 from pipeline.passes.lift_cache import CacheLeaf, lift_cache
 from pipeline.register import register
+from pipeline.tasks.text_generation import plan
 from runners.errors import UserError
 from tests import tiny
 
@@ -40,10 +41,9 @@ CASES = {
 
 
 def placed(model: LlamaForCausalLM, attention: str, placement: str, **settings: object) -> Exported:
-    registered_model = register(
-        Quantized(model, {"linear": "as it was"}), CacheSettings(max_length=LENGTH, placement=placement), attention
-    )
-    return export(registered_model, ExportSettings(attention=attention, **settings), "text-generation", {})
+    cache, how = CacheSettings(max_length=LENGTH, placement=placement), ExportSettings(attention=attention, **settings)
+    registered_model = register(Quantized(model, {"linear": "as it was"}), cache, how)
+    return export(registered_model, plan(registered_model, how), {})
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_very_short_calls_can_be_exported(longest: int, model: LlamaForCausalLM)
 
 
 def traced(module: nn.Module) -> ExportedProgram:
-    cache = device_cache("portable", [LayerShape(KV_HEADS, WIDTH, WIDTH)], LENGTH, torch.float32)
+    cache = device_cache("portable", [LayerShape(AttentionShape(KV_HEADS, WIDTH, WIDTH))], LENGTH, torch.float32)
     return torch.export.export(
         module, (), {"ids": torch.tensor([1, 2]), "cache": cache}, strict=False
     ).run_decompositions({})
@@ -252,18 +252,14 @@ def test_outputs_are_kept_in_the_order_asked_for() -> None:
 def test_layers_of_another_kind_and_too_long_a_cache_are_refused() -> None:
     model = tiny.llama(replace(tiny.Shape(), max_positions=16))
     with pytest.raises(UserError, match=r"cache\.max_length: 17 tokens exceed the 16 positions"):
-        register(Quantized(model, {}), CacheSettings(max_length=17), "custom")
-    register(Quantized(model, {}), CacheSettings(max_length=16), "custom")
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    model.config.sliding_window = 4
-    with pytest.raises(UserError, match=r"llama has sliding_attention layers"):
-        register(Quantized(model, {}), CacheSettings(max_length=16), "custom")
+        register(Quantized(model, {}), CacheSettings(max_length=17), ExportSettings())
+    register(Quantized(model, {}), CacheSettings(max_length=16), ExportSettings())
 
 
 def test_a_model_that_attends_by_code_of_its_own_takes_portable_attention_only() -> None:
     config = BloomConfig(vocab_size=60, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
     model = BloomForCausalLM(config).eval().requires_grad_(False)
-    with pytest.raises(UserError, match=r"export\.attention: BloomForCausalLM attends by code of its own.*portable"):
+    with pytest.raises(UserError, match=r"export\.attention: custom does not fit.*code of its own.*portable"):
         placed(model, "custom", "buffer")
     module = placed(model, "portable", "buffer").programs["forward"].module()
     logits = module(tokens=torch.tensor([PROMPT[:5]]), position=torch.tensor([0]))
@@ -279,8 +275,10 @@ def test_attention_is_as_before_after_an_exception(model: LlamaForCausalLM) -> N
     assert model.config._attn_implementation == before
 
 
-@pytest.mark.parametrize("attention", ["custom", "portable"])
-@pytest.mark.parametrize("mechanism", ["softcap", "s_aux", "head_mask"])
+@pytest.mark.parametrize(
+    ("attention", "mechanism"),
+    [("custom", "softcap"), ("custom", "s_aux"), ("custom", "head_mask"), ("portable", "head_mask")],
+)
 def test_an_attention_mechanism_that_is_not_there_is_refused(attention: str, mechanism: str) -> None:
     from pipeline import attention as functions
 

@@ -212,9 +212,9 @@ def test_pickled_weights_load_when_allowed(folder):
 
 
 def test_unsupported_architectures(folder):
-    change(folder / "config.json", architectures=["BertModel"], model_type="bert")
+    change(folder / "config.json", architectures=["EsmForTokenClassification"], model_type="esm")
     message = refused(folder)
-    assert "the architecture BertModel is not supported; supported are the" in message
+    assert "the architecture EsmForTokenClassification is not supported; supported are" in message
     change(folder / "config.json", model_type="none-such")
     assert "the model's config cannot be read" in refused(folder)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from transformers.cache_utils import Cache, MtpCache
 
-from pipeline.caches.device import DEVICE_CACHE, DeviceCache, LayerShape, device_cache
+from pipeline.caches.device import DEVICE_CACHE, AttentionShape, DeviceCache, LayerShape, StateShape, device_cache
 from pipeline.caches.dynamic import DYNAMIC_CACHE, empty_dynamic_cache
 from pipeline.caches.encoder_decoder import ENCODER_DECODER_CACHE
 from pipeline.caches.layer import LayerPytree, combined
@@ -24,10 +24,12 @@ from pipeline.caches.static import STATIC_CACHE
 
 __all__ = [
     "KNOWN",
+    "AttentionShape",
     "CachePytree",
     "DeviceCache",
     "LayerPytree",
     "LayerShape",
+    "StateShape",
     "combined",
     "device_cache",
     "empty_dynamic_cache",

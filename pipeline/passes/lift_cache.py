@@ -92,8 +92,9 @@ def _writes(program: ExportedProgram, leaves: Sequence[CacheLeaf]) -> dict[str, 
 def _kept_outputs(program: ExportedProgram, names: Sequence[str]) -> list[OutputSpec]:
     """The user outputs whose first key in the out spec is in ``names``, in that order."""
     spec = program.call_spec.out_spec
-    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
-    index_of = {_first_key(path): index for path, index in paths}
+    stand_ins = [torch.zeros(1) for _ in range(spec.num_leaves)]  # a cache among the outputs looks at its tensors
+    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(stand_ins, spec))
+    index_of = {_first_key(path): index for index, (path, _) in enumerate(paths)}
     user = [s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     if missing := [n for n in names if n not in index_of]:
         raise UserError(f"the model returns no {', '.join(missing)}; it returns {', '.join(index_of)}.")

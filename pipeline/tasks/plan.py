@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch.export import Dim
+from transformers.cache_utils import Cache
 
-from pipeline.caches import DeviceCache
-
-DynamicAxes = dict[int, Dim]
+Argument: TypeAlias = torch.Tensor | Cache | int | bool | tuple[torch.Tensor, ...] | None
+DynamicAxes: TypeAlias = dict[int, Dim]
+DynamicShape: TypeAlias = DynamicAxes | list[None] | tuple[DynamicAxes | None, ...] | None
 
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """How one method is traced: the model's own ``forward`` with these keyword arguments."""
+    """How one method is traced: a ``forward`` of the model's own with these keyword arguments."""
 
     name: str  # of the method in the program
-    kwargs: dict[str, torch.Tensor | DeviceCache | int]
-    dynamic_shapes: dict[str, DynamicAxes | list[None] | None]
-    cache: str  # the keyword argument that is the cache
-    input_names: dict[str, str]  # placeholder -> name of the input in the program
+    kwargs: Mapping[str, Argument]
+    dynamic_shapes: Mapping[str, DynamicShape]
+    input_names: Mapping[str, str]  # placeholder -> name of the input in the program
     outputs: tuple[str, ...]  # fields of the model's output to keep, in this order
+    cache: str | None = None  # the keyword argument that is the cache
+    module: str = ""  # path of the submodule whose ``forward`` it is; "": the model

@@ -7,16 +7,23 @@ float32 [1, S or 1, V]``; it is that of ExecuTorch's own LLM runner, whose table
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import torch
 from torch.export import Dim
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pipeline.artifacts import Registered
-from pipeline.config import ExportSettings
-from pipeline.register import cache_argument
+from pipeline.artifacts import Loaded, ProgramFacts, Quantized, Registered
+from pipeline.config import BuildSettings, CheckSettings, ExportSettings
+from pipeline.draft import draft
+from pipeline.prompts import prompts_of
+from pipeline.record import Recorded, record_goldens
+from pipeline.register import cache_argument, register
 from pipeline.tasks.plan import MethodPlan
+from pipeline.tasks.task import Constants, Task
 from runners.errors import UserError
-from runners.manifest import Cache, Tokenizer
 
 _EXAMPLE_TOKENS = 8  # of the dynamic axis; any length but 0 and 1, which torch would take for fixed
 
@@ -25,7 +32,8 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
     """Return how each method of ``settings.methods`` is traced.
 
     Raises:
-        UserError: the model's forward takes no cache, or cannot leave out logits.
+        UserError: the model's forward takes no cache, cannot leave out logits, or has a window that is shorter than
+            ``export.max_prefill_length``.
     """
     parameters = inspect.signature(registered.model.forward).parameters
     cache_name = cache_argument(registered.model)
@@ -34,14 +42,32 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
             f"export.logits: {type(registered.model).__name__} cannot leave out logits (no logits_to_keep); set it to "
             "all."
         )
-    longest = settings.max_prefill_length or registered.layout.max_length
+    longest = longest_call(registered, settings)
     lengths = {"forward": (min(_EXAMPLE_TOKENS, longest), longest), "decode": (1, 1)}
     return [_method(name, *lengths[name], registered, settings, cache_name) for name in settings.methods]
+
+
+def longest_call(registered: Registered, settings: ExportSettings) -> int:
+    """Return the tokens that one call takes at most: a ring takes no more than it holds.
+
+    Raises:
+        UserError: the configuration asks for more.
+    """
+    assert registered.cache is not None and registered.layout is not None
+    windows = [layer.max_cache_len for layer in registered.cache.layers if getattr(layer, "is_sliding", False)]
+    limit = min([registered.layout.max_length, *windows])
+    if settings.max_prefill_length is not None and settings.max_prefill_length > limit:
+        raise UserError(
+            f"export.max_prefill_length: {settings.max_prefill_length} tokens a call, but the model's smallest window "
+            f"has {limit}; set it to {limit} or less (a longer prompt is fed in several calls)."
+        )
+    return settings.max_prefill_length or limit
 
 
 def _method(
     name: str, example: int, longest: int, registered: Registered, settings: ExportSettings, cache_name: str
 ) -> MethodPlan:
+    assert registered.cache is not None and registered.entry is not None
     keep = {"logits_to_keep": 1} if settings.logits == "last" else {}
     dynamic = {1: Dim("tokens", min=1, max=longest)} if longest > 1 else None
     leaves = [None] * len(registered.entry.named_leaves(registered.cache))
@@ -49,27 +75,62 @@ def _method(
         name=name,
         kwargs={"input_ids": torch.zeros(1, example, dtype=torch.int64), cache_name: registered.cache, **keep},
         dynamic_shapes={"input_ids": dynamic, cache_name: leaves, **dict.fromkeys(keep)},
-        cache=cache_name,
         input_names={"input_ids": "tokens", f"{cache_name}_position": "position"},
         outputs=("logits",),
+        cache=cache_name,
     )
 
 
-def constant_methods(
-    layout: Cache, tokenizer: Tokenizer, vocabulary_size: int, settings: ExportSettings
-) -> dict[str, int | bool | list[int]]:
+def constant_methods(loaded: Loaded, facts: ProgramFacts) -> Constants:
     """Return the constants that the stock runner reads.
 
     ``get_max_seq_len`` is also its prefill chunk; where it is smaller than the context, the stock runner takes the
     model for one with a sliding window.
     """
+    assert loaded.tokenizer is not None and facts.cache is not None and loaded.identity.vocabulary_size is not None
+    tokenizer = loaded.tokenizer.info
     return {
-        "get_max_seq_len": settings.max_prefill_length or layout.max_length,
-        "get_max_context_len": layout.max_length,
+        "get_max_seq_len": facts.signatures["forward"].inputs[0].shape[1],
+        "get_max_context_len": facts.cache.max_length,
         "get_bos_id": tokenizer.bos_id if tokenizer.bos_id is not None else -1,
         "get_eos_ids": list(tokenizer.eos_ids),
-        "get_vocab_size": vocabulary_size,
+        "get_vocab_size": loaded.identity.vocabulary_size,
         "enable_dynamic_shape": True,
         "use_kv_cache": True,
-        "use_sdpa_with_kv_cache": layout.attention == "custom",
+        "use_sdpa_with_kv_cache": facts.cache.attention == "custom",
     }
+
+
+def _architectures() -> Collection[str]:
+    return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def _is_checked(check: CheckSettings) -> bool:
+    return bool(check.prompts or check.perplexity)
+
+
+def _draft(loaded: Loaded, settings: BuildSettings, package: Path) -> Sequence[torch.Tensor]:
+    assert loaded.tokenizer is not None
+    prompts = prompts_of(settings.check, loaded.tokenizer, settings.cache.max_length)
+    return draft(package, prompts, settings.check.steps, loaded.tokenizer.info.eos_ids)
+
+
+def _record(
+    loaded: Loaded, quantized: Quantized, settings: BuildSettings, drafts: Sequence[torch.Tensor] | None
+) -> Recorded:
+    assert loaded.tokenizer is not None
+    return record_goldens(loaded, quantized, loaded.tokenizer, settings.check, settings.cache.max_length, drafts)
+
+
+TEXT_GENERATION = Task(
+    name="text-generation",
+    auto_model=AutoModelForCausalLM,
+    architectures=_architectures,
+    needs_tokenizer=True,
+    register=register,
+    plan=plan,
+    constant_methods=constant_methods,
+    is_checked=_is_checked,
+    draft=_draft,
+    record=_record,
+)

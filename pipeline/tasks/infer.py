@@ -1,0 +1,36 @@
+"""The task of a model, from the architecture that its config names."""
+
+from __future__ import annotations
+
+import difflib
+
+from transformers import PreTrainedConfig
+
+from pipeline.tasks import TASKS
+from runners.errors import UserError
+from runners.manifest import TaskName
+
+
+def infer_task(config: PreTrainedConfig, given: TaskName | None) -> TaskName:
+    """The task that the configuration gives, or that of the model's architecture.
+
+    A config that names no architecture is of the first task that has a model class for it.
+
+    Raises:
+        UserError: the architecture is of no task that is supported.
+    """
+    if given is not None:
+        return given
+    if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return "text-generation"
+    named = (config.architectures or [None])[0]
+    for task in TASKS.values():
+        if named in task.architectures() or (named is None and type(config) in task.auto_model._model_mapping):
+            return task.name
+    name = named or type(config).__name__
+    known = {name for task in TASKS.values() for name in task.architectures()}
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
+    raise UserError(
+        f"model.source: the architecture {name} is not supported; supported are {len(known)} architectures of "
+        f"transformers, for {', '.join(TASKS)} (nearest: {', '.join(close) or 'LlamaForCausalLM'})"
+    )
