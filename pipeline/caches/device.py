@@ -181,8 +181,8 @@ def _layer(attention: str, shape: LayerShape, max_length: int, dtype: torch.dtyp
         del layer.cumulative_length
     for state in shape.states:
         getattr(layer, state.table)[state.place] = torch.zeros(batch_size, *state.size[1:], dtype=state.dtype)
-    if shape.states:
-        layer.has_previous_state = dict.fromkeys(range(shape.number_of_states), True)
+    for derive in LINEAR_LAYER.derive if shape.states else ():
+        derive(layer)
     layer.device = torch.device("cpu")
     return layer
 
