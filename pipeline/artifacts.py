@@ -12,7 +12,9 @@ from transformers.cache_utils import Cache as ModelCache
 
 from pipeline.attention import Attention
 from pipeline.caches import CachePytree
-from runners.manifest import Cache, Manifest, Method, ModelIdentity, Strict, TensorSpec, Tokenizer
+from runners.manifest import Cache, Manifest, Method, ModelIdentity, TensorSpec, Tokenizer
+from runners.preprocessing import ImagePreprocessing, Pooling
+from runners.strict import Strict
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,22 @@ class LoadedTokenizer:
 
 
 @dataclass(frozen=True)
+class Extras:
+    """What a runner needs beside program and tokenizer; None: the model's task has no use for it."""
+
+    image: ImagePreprocessing | None = None
+    pooling: Pooling | None = None
+    labels: list[str] | None = None  # of each logit
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A model ready to be quantized, and where it came from."""
 
     model: PreTrainedModel  # float32, in evaluation mode, without gradients
     identity: ModelIdentity
     tokenizer: LoadedTokenizer | None  # None: the source has none
+    extras: Extras = Extras()
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,7 @@ class Quantized:
 
     model: PreTrainedModel
     notes: dict[str, str]  # for the manifest: kind of weights -> what was done to it
+    extras: Extras = Extras()  # as ``Loaded.extras``
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class Registered:
     cache: ModelCache | None
     entry: CachePytree | None
     layout: Cache | None  # where the cache will live, and each of its tensors
+    extras: Extras = Extras()  # as ``Loaded.extras``
 
 
 class Signature(Strict):

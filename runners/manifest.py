@@ -11,9 +11,11 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from runners.errors import UserError
+from runners.preprocessing import ImagePreprocessing, Pooling
+from runners.strict import Strict
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -22,12 +24,6 @@ GOLDENS_NAME = "goldens.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 REPORT_DIRECTORY = "report"
-
-
-class Strict(BaseModel):
-    """Base of every manifest entry: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class TensorSpec(Strict):
@@ -150,6 +146,9 @@ class Manifest(Strict):
     constant_methods: dict[str, int | bool | list[int]]
     cache: Cache | None
     tokenizer: Tokenizer | None
+    image: ImagePreprocessing | None = None  # None: the model takes no image
+    pooling: Pooling | None = None  # None: its outputs are no hidden states to make one vector of
+    labels: list[str] | None = None  # of each logit of a classifier
     backends: list[str]  # "XnnpackBackend"
     operators: list[str]  # kernels that the runtime must have, "llama::custom_sdpa.out"
     versions: dict[str, str]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from typing_extensions import Self
 
-from runners.manifest import Strict
+from runners.strict import Strict
 
 Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 Channels = tuple[float, float, float]  # red, green, blue; in the order in which the model takes them
