@@ -22,7 +22,12 @@ Position: TypeAlias = int | torch.SymInt
 MaskFunction = Callable[..., torch.Tensor]
 
 # What a model may ask of its attention: keyword -> its name for messages.
-_CUSTOM_LACKS = {"softcap": "soft-capped scores", "s_aux": "attention sinks", "head_mask": "a head mask"}
+_CUSTOM_LACKS = {
+    "softcap": "soft-capped scores",
+    "s_aux": "attention sinks",
+    "position_bias": "a bias by position",
+    "head_mask": "a head mask",
+}
 _PORTABLE_LACKS = {"head_mask": "a head mask"}
 
 
@@ -68,6 +73,7 @@ def portable(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention over all entries by core operators.
@@ -81,6 +87,7 @@ def portable(
         scaling: of the scores; None means ``D ** -0.5``.
         softcap: scores become ``softcap * tanh(scores / softcap)``, as in Gemma 2.
         s_aux: a further score a head that takes part in the softmax and has no value, ``[H]``: attention sinks.
+        position_bias: ``[1, H, S, N]``, added to the scores, as in T5.
         kwargs: what else the model passes; a mechanism that is not written here is refused.
 
     Returns:
@@ -93,6 +100,8 @@ def portable(
     if grouped:
         query, key, value = query.reshape(b, k, h // k, s, d), key.unsqueeze(2), value.unsqueeze(2)
     scores = torch.matmul(query, key.transpose(-2, -1)) * (scaling if scaling is not None else d**-0.5)
+    if position_bias is not None:
+        scores = scores + position_bias.reshape(-1, *scores.shape[1:])
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if attention_mask is not None:
@@ -125,6 +134,24 @@ def _position_or_mask(
     return q_offset
 
 
+def _additive_mask(
+    *,
+    q_offset: int | torch.Tensor,
+    kv_length: int,
+    mask_function: MaskFunction = causal_mask_function,
+    **kwargs: object,
+) -> torch.Tensor | None:
+    """The mask of ``portable``; of a batch ``[B, 1, S, N]``, from the position of each token (int64 ``[B, S]``)."""
+    if not isinstance(q_offset, torch.Tensor) or q_offset.dim() < 2:
+        mask: torch.Tensor | None = eager_mask(
+            q_offset=q_offset, kv_length=kv_length, mask_function=mask_function, **kwargs
+        )
+        return mask
+    rows = torch.arange(q_offset.shape[0]).reshape(-1, 1, 1, 1)
+    seen = mask_function(rows, torch.zeros(1, 1, 1, 1), q_offset[:, None, :, None], torch.arange(kv_length))
+    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+
+
 def _refuse(kwargs: dict[str, object], lacks: dict[str, str], name: str) -> None:
     for keyword, what in lacks.items():
         if kwargs.get(keyword) is not None:
@@ -133,7 +160,7 @@ def _refuse(kwargs: dict[str, object], lacks: dict[str, str], name: str) -> None
 
 _FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
     "custom": (custom, _position_or_mask),
-    "portable": (portable, eager_mask),
+    "portable": (portable, _additive_mask),
 }
 
 for _name, (_attention, _mask) in _FUNCTIONS.items():
@@ -182,7 +209,11 @@ def observed_attention(model: PreTrainedModel) -> Iterator[Observed]:
 
 
 def choose_attention(
-    wanted: Literal["auto", "custom", "portable"], seen: Observed, widths: list[tuple[int, int]], placement: str
+    wanted: Literal["auto", "custom", "portable"],
+    seen: Observed,
+    widths: list[tuple[int, int]],
+    placement: str,
+    batch_size: int = 1,
 ) -> Attention:
     """Return ``wanted``, or for ``auto`` custom where the model and the cache's placement allow it.
 
@@ -191,13 +222,14 @@ def choose_attention(
         seen: what the model asked for.
         widths: of the keys and values of each attention layer.
         placement: of the cache.
+        batch_size: of the cache.
 
     Raises:
         UserError: ``custom`` is wanted and does not fit.
     """
     if wanted == "portable":
         return "portable"
-    why_not = _why_not_custom(seen, widths, placement)
+    why_not = _why_not_custom(seen, widths, placement, batch_size)
     if why_not is None:
         return "custom"
     if wanted == "custom":
@@ -205,11 +237,13 @@ def choose_attention(
     return "portable"
 
 
-def _why_not_custom(seen: Observed, widths: list[tuple[int, int]], placement: str) -> str | None:
+def _why_not_custom(seen: Observed, widths: list[tuple[int, int]], placement: str, batch_size: int) -> str | None:
     if not widths:
         return "it has no attention layers"
     if placement != "buffer":
         return f"it writes a cache inside the program, and cache.placement is {placement}"
+    if batch_size > 1:
+        return f"it takes one position for all rows, and cache.batch_size is {batch_size}"
     if seen.calls < len(widths):
         return "it attends by code of its own, not through transformers' attention interface"
     if seen.needs:

@@ -25,7 +25,8 @@ def register(quantized: Quantized, settings: CacheSettings, export: ExportSettin
     """
     check_length(quantized.model.config.get_text_config(decoder=True), settings.max_length)
     shapes, attention = measured(quantized.model, settings, export)
-    cache = device_cache(attention, shapes, settings.max_length, dtype=torch.float32)
+    _check_batch(quantized.model, shapes, settings.batch_size)
+    cache = device_cache(attention, shapes, settings.max_length, torch.float32, settings.batch_size)
     entry = entry_of(DeviceCache)
     tensors = cache_tensors(entry, cache)
     layout = Cache(
@@ -48,7 +49,28 @@ def measured(
         model(**arguments)
     shapes = layer_shapes(cache)
     widths = [(s.attention.key_width, s.attention.value_width) for s in shapes if s.attention is not None]
-    return shapes, choose_attention(export.attention, seen, widths, settings.placement)
+    return shapes, choose_attention(export.attention, seen, widths, settings.placement, settings.batch_size)
+
+
+def _check_batch(model: PreTrainedModel, shapes: list[LayerShape], batch_size: int) -> None:
+    """Rows of a batch are padded, and a padding token may leave no trace.
+
+    Raises:
+        UserError: the model has layers that keep one, or it computes the positions of its tokens itself.
+    """
+    if batch_size == 1:
+        return
+    name = type(model).__name__
+    if any(shape.states or (shape.attention is not None and shape.attention.window is not None) for shape in shapes):
+        raise UserError(
+            f"cache.batch_size: {batch_size}, but {name} has layers with a window or a state, which would keep the "
+            "tokens that pad a shorter row; set it to 1."
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"cache.batch_size: {batch_size}, but {name} takes no position_ids, so its rows cannot stand at positions "
+            "of their own; set it to 1."
+        )
 
 
 def cache_argument(model: PreTrainedModel) -> str:

@@ -22,7 +22,7 @@ class ContextEndError(RuntimeError):
 
 
 class Session:
-    """A program that decodes one sequence at a time.
+    """A program that decodes one sequence at a time; of a program with B rows it uses one, and the next after a reset.
 
     Logits returned by a call are views of the program's memory: they are valid until the next call, and must be used
     or cloned before it.
@@ -32,6 +32,7 @@ class Session:
         self.package = package
         self._program = program
         self._tokens: list[int] = []
+        self._row = 0
         self._bind()
 
     @classmethod
@@ -68,6 +69,11 @@ class Session:
     def max_chunk(self) -> int:
         """Tokens that one call of ``forward`` takes at most."""
         return _forward_entry(self.package).inputs[0].shape[1]
+
+    @property
+    def rows(self) -> int:
+        """B: sequences that a call of the program takes."""
+        return _forward_entry(self.package).inputs[0].shape[0]
 
     @property
     def vocabulary_size(self) -> int:
@@ -126,12 +132,14 @@ class Session:
     def reset(self) -> None:
         """Start a new sequence."""
         self.rewind(0)
+        self._row = (self._row + 1) % self.rows
 
     def rewind(self, position: int) -> int:
         """Forget the tokens from ``position`` on, or more where the cache cannot go back that exactly.
 
         What was written beyond stays in memory, is never attended to, and is overwritten. A recurrent state cannot go
-        back, nor can a sliding window whose older entries were overwritten: those start anew.
+        back, nor can a sliding window whose older entries were overwritten: those start anew, at position 0, where the
+        program itself makes a state zero.
 
         Returns:
             the position reached: ``position`` or 0.
@@ -140,8 +148,6 @@ class Session:
         if position == self.position:
             return position
         reached = position if self._can_rewind() else 0
-        if reached == 0 and self._is_recurrent():
-            self._renew()
         del self._tokens[reached:]
         return reached
 
@@ -153,17 +159,29 @@ class Session:
         self._forward: LoadedMethod = forward
         self._decode: LoadedMethod = self._program.method("decode") or forward
         self._one = torch.zeros(1, 1, dtype=torch.int64)
-        self._position = torch.zeros(entry.inputs[1].shape, dtype=torch.int64)
+        self._position = torch.zeros(1, dtype=torch.int64)
         self._cache = tuple(_zeros(spec) for spec in entry.inputs[2:])  # empty where the program holds the cache
 
     def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> torch.Tensor:
         """Run a method on int64 [1, n] at the current position; float32 [n or 1, V]."""
-        self._position.fill_(self.position)
-        outputs = method.call((tokens, self._position, *self._cache), clone_outputs=False)
+        inputs = self._at_position(tokens)
+        outputs = method.call((*inputs, *self._cache), clone_outputs=False)
         # Copied, not kept: the program's outputs lie where its next call computes.
         for kept, new in zip(self._cache, outputs[1:], strict=True):
             kept.copy_(new)
-        return outputs[0].reshape(-1, self.vocabulary_size)
+        return outputs[0][self._row].reshape(-1, self.vocabulary_size)
+
+    def _at_position(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens and the position of a call. Rows that are not in use are fed at the cache's last position."""
+        if self.rows == 1:
+            self._position.fill_(self.position)
+            return tokens, self._position
+        count = tokens.shape[1]
+        all_tokens = torch.zeros(self.rows, count, dtype=torch.int64)
+        positions = torch.full((self.rows, count), self.max_length - 1)
+        all_tokens[self._row] = tokens[0]
+        positions[self._row] = torch.arange(self.position, self.position + count)
+        return all_tokens, positions
 
     def _require_room(self, ids: Sequence[int]) -> None:
         room = self.max_length - self.position
@@ -189,12 +207,6 @@ class Session:
 
     def _attention(self) -> str:
         return _cache_entry(self.package).attention
-
-    def _renew(self) -> None:
-        """Begin with the initial state: a state in a program's buffers has no other way to become that again."""
-        if not self._cache:
-            self._program = Program(self.package)
-        self._bind()
 
 
 def _forward_entry(package: Package) -> Method:

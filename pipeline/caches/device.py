@@ -16,6 +16,7 @@ import torch
 from transformers.cache_utils import Cache, DummyLayer
 
 from pipeline.caches.device_layers import (
+    BatchLayer,
     Call,
     CustomLayer,
     CustomRingLayer,
@@ -35,11 +36,15 @@ from pipeline.caches.pytree import CachePytree
 
 
 class DeviceCache(Cache):
-    """A cache of device layers that share one position (int64 ``[1]``), which the caller sets before each call."""
+    """A cache of device layers that share one position (int64 ``[1]``), which the caller sets before each call.
+
+    Sequences of a batch stand at positions of their own: then it is the position of each token, int64 ``[B, S]``.
+    """
 
     position: torch.Tensor
     attention: str  # "custom" or "portable": how the layers store keys and values, and who reads them
     max_length: int  # L
+    rows: int  # B
     _call: Call | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -83,7 +88,7 @@ class DeviceCache(Cache):
         return whole
 
     def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
-        """Return the number of tokens before this call, int64 ``[1]``."""
+        """Return the number of tokens before this call, int64 ``[1]``; of a batch as ``position``."""
         return self.position
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -159,11 +164,12 @@ def device_cache(
         shapes: of each layer.
         max_length: L, in tokens.
         dtype: of keys and values.
-        batch_size: B.
+        batch_size: B. More than one takes ``portable`` layers with full attention: a token that pads a row would be
+            kept by a ring, and would change a state.
     """
     cache = DeviceCache(layers=[_layer(attention, shape, max_length, dtype, batch_size) for shape in shapes])
-    cache.attention, cache.max_length = attention, max_length
-    cache.position = torch.zeros(1, dtype=torch.int64)
+    cache.attention, cache.max_length, cache.rows = attention, max_length, batch_size
+    cache.position = torch.zeros((batch_size, 1) if batch_size > 1 else 1, dtype=torch.int64)
     return cache
 
 
@@ -171,19 +177,29 @@ def _layer(attention: str, shape: LayerShape, max_length: int, dtype: torch.dtyp
     if shape.attention is None:
         layer = StateLayer(shape.number_of_states) if shape.states else DummyLayer()
     else:
-        cls = LAYERS[attention, bool(shape.states), shape.attention.window is not None]
-        length = min(max_length, shape.attention.window or max_length)
-        layer = cls(length, shape.number_of_states) if shape.states else cls(length)
-        sizes = (length, shape.attention.heads) if attention == "custom" else (shape.attention.heads, length)
-        layer.keys = torch.zeros(batch_size, *sizes, shape.attention.key_width, dtype=dtype)
-        layer.values = torch.zeros(batch_size, *sizes, shape.attention.value_width, dtype=dtype)
-        layer.is_initialized = True
-        del layer.cumulative_length
+        layer = _attention_layer(attention, shape, max_length, dtype, batch_size)
     for state in shape.states:
         getattr(layer, state.table)[state.place] = torch.zeros(batch_size, *state.size[1:], dtype=state.dtype)
     for derive in LINEAR_LAYER.derive if shape.states else ():
         derive(layer)
     layer.device = torch.device("cpu")
+    return layer
+
+
+def _attention_layer(attention: str, shape: LayerShape, max_length: int, dtype: torch.dtype, batch_size: int) -> Layer:
+    assert shape.attention is not None
+    heads, length = shape.attention.heads, min(max_length, shape.attention.window or max_length)
+    sizes = (batch_size, length, heads) if attention == "custom" else (batch_size, heads, length)
+    if batch_size > 1:
+        layer, sizes = BatchLayer(length), (batch_size * heads * length,)
+        layer.rows, layer.heads = batch_size, heads
+    else:
+        cls = LAYERS[attention, bool(shape.states), shape.attention.window is not None]
+        layer = cls(length, shape.number_of_states) if shape.states else cls(length)
+    layer.keys = torch.zeros(*sizes, shape.attention.key_width, dtype=dtype)
+    layer.values = torch.zeros(*sizes, shape.attention.value_width, dtype=dtype)
+    layer.is_initialized = True
+    del layer.cumulative_length
     return layer
 
 
@@ -201,7 +217,8 @@ def _rows() -> tuple[LayerPytree, ...]:
     for (_, has_states, _), cls in LAYERS.items():
         row = LayerPytree(cls, leaves=("keys", "values"), static=("max_cache_len",))
         rows.append(combined(cls, row, states) if has_states else row)
-    return (*rows, DUMMY_LAYER)
+    batch = LayerPytree(BatchLayer, leaves=("keys", "values"), static=("max_cache_len", "rows", "heads"), step=())
+    return (*rows, batch, DUMMY_LAYER)
 
 
 DEVICE_CACHE = CachePytree(
@@ -210,5 +227,5 @@ DEVICE_CACHE = CachePytree(
     _rows(),
     _sample,
     leaves=("position",),
-    static=("attention", "max_length"),
+    static=("attention", "max_length", "rows"),
 )

@@ -34,7 +34,7 @@ class Call:
     """What the layers of one call share.
 
     Args:
-        position: tokens in the cache before the call, int64 ``[1]``.
+        position: tokens in the cache before the call, int64 ``[1]``; of a batch each token's position, ``[B, S]``.
         max_length: L.
     """
 
@@ -88,6 +88,26 @@ class PortableLayer(StaticLayer):
         self.keys.index_copy_(2, where, keys.clone(memory_format=torch.contiguous_format))
         self.values.index_copy_(2, where, values.clone(memory_format=torch.contiguous_format))
         return self.keys, self.values
+
+
+class BatchLayer(StaticLayer):
+    """Storage ``[B * K * L, D]`` of sequences that stand at positions of their own: core operators only.
+
+    The axes are one, because a runtime writes in place along one axis only.
+    """
+
+    rows: int  # B
+    heads: int  # K
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, call: Call) -> KeysValues:
+        """Write keys and values ``[B, K, S, D]``, each token of each row at its position; return ``[B, K, L, D]``."""
+        first = torch.arange(self.rows * self.heads).reshape(self.rows, self.heads, 1) * self.max_cache_len
+        where = (first + call.position.unsqueeze(1)).reshape(-1)  # [B * K * S]
+        return self._write(self.keys, keys, where), self._write(self.values, values, where)
+
+    def _write(self, stored: torch.Tensor, new: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        stored.index_copy_(0, where, new.reshape(-1, new.shape[-1]))
+        return stored.reshape(self.rows, self.heads, self.max_cache_len, -1)
 
 
 class RingLayer(StaticLayer):

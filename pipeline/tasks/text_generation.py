@@ -1,27 +1,31 @@
 """Decoder language models: ``forward`` (any number of tokens) and ``decode`` (one), sharing weights and cache.
 
 S tokens of a call, L cache length, V vocabulary. Contract: ``(tokens int64 [1, S], position int64 [1]) -> logits
-float32 [1, S or 1, V]``; it is that of ExecuTorch's own LLM runner, whose tables are in docs/contract.md.
+float32 [1, S or 1, V]``; it is that of ExecuTorch's own LLM runner, whose tables are in docs/contract.md. A batch of B
+sequences has ``tokens`` and ``position`` int64 [B, S]: each token's position in its row.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from pydantic import JsonValue
 from torch.export import Dim
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.artifacts import Loaded, ProgramFacts, Quantized, Registered
+from pipeline.caches import DeviceCache
 from pipeline.config import BuildSettings, CheckSettings, ExportSettings
 from pipeline.draft import draft
 from pipeline.prompts import prompts_of
 from pipeline.record import Recorded, record_goldens
 from pipeline.register import cache_argument, register
-from pipeline.tasks.plan import MethodPlan
+from pipeline.tasks.plan import DynamicAxes, MethodPlan
 from pipeline.tasks.task import Constants, Task
 from runners.errors import UserError
 
@@ -67,17 +71,30 @@ def longest_call(registered: Registered, settings: ExportSettings) -> int:
 def _method(
     name: str, example: int, longest: int, registered: Registered, settings: ExportSettings, cache_name: str
 ) -> MethodPlan:
-    assert registered.cache is not None and registered.entry is not None
+    assert isinstance(registered.cache, DeviceCache) and registered.entry is not None
     keep = {"logits_to_keep": 1} if settings.logits == "last" else {}
     dynamic = {1: Dim("tokens", min=1, max=longest)} if longest > 1 else None
-    leaves = [None] * len(registered.entry.named_leaves(registered.cache))
-    return MethodPlan(
+    leaves: list[DynamicAxes | None] = [None] * len(registered.entry.named_leaves(registered.cache))
+    rows = registered.cache.rows
+    position = f"{cache_name}_position"
+    plan = MethodPlan(
         name=name,
-        kwargs={"input_ids": torch.zeros(1, example, dtype=torch.int64), cache_name: registered.cache, **keep},
+        kwargs={"input_ids": torch.zeros(rows, example, dtype=torch.int64), cache_name: registered.cache, **keep},
         dynamic_shapes={"input_ids": dynamic, cache_name: leaves, **dict.fromkeys(keep)},
-        input_names={"input_ids": "tokens", f"{cache_name}_position": "position"},
+        input_names={"input_ids": "tokens", position: "position"},
         outputs=("logits",),
         cache=cache_name,
+    )
+    if rows == 1:
+        return plan
+    # Rows stand at positions of their own: the model is told them, and they are those at which the cache is written.
+    positions = torch.zeros(rows, example, dtype=torch.int64)
+    registered.cache.position = positions
+    return replace(
+        plan,
+        kwargs={**plan.kwargs, "position_ids": positions.clone()},
+        dynamic_shapes={**plan.dynamic_shapes, "position_ids": dynamic, cache_name: [dynamic, *leaves[1:]]},
+        same_as={"position_ids": position},
     )
 
 
@@ -109,6 +126,12 @@ def _is_checked(check: CheckSettings) -> bool:
     return bool(check.prompts or check.perplexity)
 
 
+def _prepare(loaded: Loaded, settings: BuildSettings) -> JsonValue:
+    assert loaded.tokenizer is not None
+    prompts = prompts_of(settings.check, loaded.tokenizer, settings.cache.max_length)
+    return [prompt.ids.tolist() for prompt in prompts]
+
+
 def _draft(loaded: Loaded, settings: BuildSettings, package: Path) -> Sequence[torch.Tensor]:
     assert loaded.tokenizer is not None
     prompts = prompts_of(settings.check, loaded.tokenizer, settings.cache.max_length)
@@ -133,4 +156,5 @@ TEXT_GENERATION = Task(
     is_checked=_is_checked,
     draft=_draft,
     record=_record,
+    prepare=_prepare,
 )
