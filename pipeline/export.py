@@ -13,6 +13,7 @@ from pipeline.caches import registered as pytree_scope
 from pipeline.experts import exportable_experts
 from pipeline.passes.drop_assertions import drop_assertions
 from pipeline.passes.lift_cache import CacheLeaf, lift_cache
+from pipeline.positions import given_positions
 from pipeline.signature import signature_of
 from pipeline.tasks.plan import MethodPlan
 
@@ -40,7 +41,7 @@ def _scope(registered: Registered) -> AbstractContextManager[None]:
 
 
 def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
-    with torch.no_grad():
+    with torch.no_grad(), given_positions(registered.model, plan.cache):
         program = torch.export.export(
             registered.model.get_submodule(plan.module),
             (),

@@ -1,0 +1,59 @@
+"""What a model is told or computes another way while it is traced, and that nothing of it is left afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as tf
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+from pipeline.caches.device import AttentionShape, DeviceCache, LayerShape, device_cache
+from pipeline.experts import exportable_experts
+from pipeline.positions import given_positions
+from tests.zoo import families
+
+
+def model_of(config: tf.PreTrainedConfig) -> tf.PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return tf.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def test_llama_4_experts_say_the_same_in_a_batch() -> None:
+    model = model_of(families.llama4())
+    layer = next(module for module in model.modules() if isinstance(module, Llama4TextMoe))
+    own, x = Llama4TextMoe.forward, torch.randn(1, 7, 32)
+    expected, expected_scores = layer(x.clone())
+    with exportable_experts(model):
+        assert Llama4TextMoe.forward is not own
+        said, scores = layer(x)
+    assert Llama4TextMoe.forward is own
+    torch.testing.assert_close(said, expected)
+    torch.testing.assert_close(scores, expected_scores)
+
+
+def cache() -> DeviceCache:
+    return device_cache("portable", [LayerShape(AttentionShape(4, 8, 8))] * 2, 48, torch.float32)
+
+
+@torch.no_grad()
+def test_opt_is_told_its_positions() -> None:
+    model, given = model_of(families.opt()), list[torch.Tensor]()
+    model.model.decoder.embed_positions.register_forward_pre_hook(
+        lambda module, args, kwargs: given.append(kwargs["position_ids"]), with_kwargs=True
+    )
+    here = cache()
+    here.position = torch.tensor([5])
+    ids = torch.tensor([[3, 4, 6]])
+    with given_positions(model, "cache"):
+        model(input_ids=ids, cache=here)
+    assert given[0].tolist() == [[5, 6, 7]]
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("config", "name"), [(families.gpt2, "cache"), (families.opt, None)])
+def test_other_models_and_models_without_a_cache_count_themselves(config, name) -> None:
+    model = model_of(config())
+    with given_positions(model, name):
+        assert not model._forward_pre_hooks
