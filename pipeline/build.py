@@ -19,12 +19,13 @@ from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
 from pipeline.package import publish, staging, write_content, write_goldens, write_manifest
-from pipeline.prompts import calibration_ids, prompts_of, text_ids
+from pipeline.prompts import calibration_ids, text_ids
 from pipeline.quantize import quantize
 from pipeline.record import Recorded
 from pipeline.stage_cache import StageCache, key_of, library_versions
 from pipeline.stages import Stages
 from pipeline.tasks import TASKS, Task
+from pipeline.tasks.settings import refuse_idle, refuse_unmeasured
 from pipeline.verify import verify
 from runners.check_render import show
 from runners.errors import CheckFailedError, UserError
@@ -54,9 +55,13 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
         export_directory = stack.enter_context(staging(export_target, kept.FACTS)) if keeps_export else None
         line = _Line(settings, directory, stages, cache)
         tokenizer = line.tokenizer  # what is missing or does not fit is found before the long stages
-        checks = options.check and line.task.is_checked(settings.check)  # of nothing there is no verdict
-        if checks and tokenizer is not None:
-            prompts_of(settings.check, tokenizer, settings.cache.max_length)
+        refuse_idle(settings, line.task.name, line.task.settings)
+        is_checked = line.task.is_checked(settings.check)
+        if not is_checked:
+            refuse_unmeasured(settings.check)
+        checks = options.check and is_checked  # of nothing there is no verdict
+        if checks:
+            line.prepared  # noqa: B018  # for what it refuses
         if export_directory is not None:
             kept.write_exported(line.exported, export_directory)  # before lowering, which rewrites the programs
         emitted = line.emitted
@@ -110,6 +115,10 @@ class _Line:
                 "add tokenizer.json (or the files it is made from) to the source."
             )
         return self.loaded.tokenizer
+
+    @cached_property
+    def prepared(self) -> JsonValue:
+        return self.task.prepare(self.loaded, self.settings)
 
     @cached_property
     def quantized(self) -> Quantized:
@@ -194,7 +203,7 @@ class _Line:
         check = self.settings.check.model_dump(
             mode="json", exclude={"quantized", "unquantized"}
         )  # limits change no golden
-        parts: list[JsonValue] = [check, self.settings.cache.max_length]
+        parts: list[JsonValue] = [check, self.settings.cache.max_length, self.prepared]
         if self.tokenizer is not None:
             text = text_ids(self.settings.check, self.tokenizer)
             parts += [text.tolist() if text is not None else None]
@@ -219,6 +228,9 @@ def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenize
         constant_methods=facts.constant_methods,
         cache=facts.cache,
         tokenizer=tokenizer.info if tokenizer is not None else None,
+        image=loaded.extras.image,
+        pooling=loaded.extras.pooling,
+        labels=loaded.extras.labels,
         backends=facts.backends,
         operators=facts.operators,
         versions=library_versions(),

@@ -21,6 +21,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(min_length=1)]
 Flag = Annotated[bool, Field(strict=True)]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+TokenId = Annotated[int, Field(ge=0, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -65,6 +66,8 @@ class CacheSettings(Section):
 
     max_length: PositiveInt = 2048
     """Tokens of prompt and answer together that the cache holds."""
+    batch_size: PositiveInt = 1
+    """Sequences that are decoded together, each at a position of its own. More than one takes full attention."""
     placement: Literal["buffer", "io"] = "buffer"
     """buffer: inside the program (what stock apps expect); io: inputs and outputs of the program."""
 
@@ -109,6 +112,8 @@ class ExportSettings(Section):
     """Tokens a call of forward at most. Default: the cache's length, or the model's smallest window."""
     logits: Literal["last", "all"] = "last"
     """Of which tokens of a call logits are returned."""
+    max_length: PositiveInt | None = None
+    """Of a model without a cache: tokens of a text at most. Default: the positions that the model was made for."""
 
     @field_validator("methods")
     @classmethod
@@ -144,6 +149,14 @@ class Limits(Section):
     """Mean Kullback-Leibler divergence a token, in nats."""
     max_perplexity_ratio: PositiveFloat | None = None
     """The program's perplexity over the reference's."""
+    max_output_difference: PositiveFloat | None = None
+    """Of a model without a cache: largest difference of any recorded output."""
+    min_equal_top1: Ratio | None = None
+    """Of masked tokens or images: share, 0 to 1, whose likeliest token or label is the reference's."""
+    min_equal_top5: Ratio | None = None
+    """The same of the five likeliest, in any order."""
+    min_cosine: Annotated[float, Field(ge=-1, le=1, strict=True)] | None = None
+    """Smallest cosine between a text's embedding and the reference's."""
 
 
 class QuantizedLimits(Limits):
@@ -169,7 +182,11 @@ class CheckSettings(Section):
     """Prompts, steps and limits of the check."""
 
     prompts: tuple[Text, ...] = Field(default=(), max_length=256)
-    """Prompts that are continued greedily."""
+    """Prompts that are continued greedily; of a model without a cache: texts that it reads."""
+    token_ids: tuple[tuple[TokenId, ...], ...] = Field(default=(), max_length=256)
+    """Texts as token ids, for a model whose source has no tokenizer. Of a model without a cache."""
+    images: tuple[Path, ...] = Field(default=(), max_length=256)
+    """PNG or JPEG files, relative to the file they are written in."""
     chat: Flag = True
     """Apply the model's chat template where there is one."""
     long_prompt: PositiveInt | None = None
@@ -177,7 +194,7 @@ class CheckSettings(Section):
     steps: PositiveInt = 32
     """Greedy tokens a prompt."""
     to_the_end: Flag = False
-    """One more prompt that fills the cache to its last position."""
+    """One more prompt that fills the cache to its last position, or has the most tokens that a call takes."""
     perplexity: PerplexitySettings | None = None
     """Text and sizes of the perplexity measurement. Default: none is made."""
     quantized: QuantizedLimits = QuantizedLimits()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipeline.config import BuildSettings, CheckSettings, ModelSettings, QuantizeSettings
+from pipeline.config import (
+    BuildSettings,
+    CacheSettings,
+    CheckSettings,
+    ExportSettings,
+    ModelSettings,
+    QuantizeSettings,
+)
 from pipeline.config_yaml import Keys
 from pipeline.quantization.schemes import LINEAR_SCHEMES, LinearScheme
 from pipeline.sources.kinds import Kind, holds_gguf, kind
@@ -126,18 +133,37 @@ def _export(settings: BuildSettings) -> Iterator[Problem]:
             "which a program's inputs do not allow; set export.attention: portable"
         )
         yield Problem(("cache", "placement"), text)
-    if cache.placement == "io" and "decode" in export.methods:
+    beside = next((name for name in export.methods if name != "forward"), None)
+    if cache.placement == "io" and beside is not None:
         text = (
-            "decode shares cache buffers with forward, and with cache.placement io there are none; "
+            f"{beside} shares cache buffers with forward, and with cache.placement io there are none; "
             "set methods: [forward], or cache.placement: buffer"
         )
         yield Problem(("export", "methods"), text)
+    yield from _verify(export, cache)
+
+
+def _verify(export: ExportSettings, cache: CacheSettings) -> Iterator[Problem]:
+    if "verify" not in export.methods:
+        if "max_draft_tokens" in export.model_fields_set:
+            text = "is about the method verify, which export.methods does not list; add it, or remove this"
+            yield Problem(("export", "max_draft_tokens"), text)
+        return
+    if cache.batch_size > 1:
+        text = f"verify works on one sequence, and cache.batch_size is {cache.batch_size}; leave verify out, or set it to 1"
+        yield Problem(("export", "methods"), text)
+    if export.max_draft_tokens >= cache.max_length:
+        text = (
+            f"{export.max_draft_tokens} tokens and the one before them do not fit cache.max_length {cache.max_length}; "
+            "give fewer"
+        )
+        yield Problem(("export", "max_draft_tokens"), text)
 
 
 def _check(check: CheckSettings) -> Iterator[Problem]:
     if check.perplexity is None and check.long_prompt is not None:
         yield Problem(("check", "long_prompt"), "is taken from check.perplexity.text, which is not given")
-    if check.perplexity is None and not check.prompts and check.to_the_end:
+    if check.perplexity is None and not (check.prompts or check.token_ids) and check.to_the_end:
         text = "repeats check.perplexity.text or check.prompts, and neither is given; give one, or set it to false"
         yield Problem(("check", "to_the_end"), text)
     for name in ("quantized", "unquantized"):

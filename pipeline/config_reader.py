@@ -17,6 +17,7 @@ from runners.errors import UserError
 
 EXTENDS = "extends"
 SOURCE: Keys = ("model", "source")
+IMAGES: Keys = ("check", "images")
 TEXTS: tuple[Keys, ...] = (("check", "perplexity", "text"), ("quantize", "calibration", "text"))
 
 
@@ -137,6 +138,11 @@ def _resolve_paths(document: Document) -> None:
         if isinstance(text, str):
             path = document.origin(keys).folder / Path(text).expanduser()
             _section(document.value, keys)["text"] = os.path.normpath(path)
+    images = _get(document.value, IMAGES)
+    if isinstance(images, list):
+        folder = document.origin(IMAGES).folder
+        resolved_images = [os.path.normpath(folder / Path(x).expanduser()) if isinstance(x, str) else x for x in images]
+        _section(document.value, IMAGES)["images"] = resolved_images
 
 
 def local_path(source: str, folder: Path) -> str:

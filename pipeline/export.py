@@ -32,8 +32,13 @@ def export(registered: Registered, plans: list[MethodPlan], notes: dict[str, str
     model = registered.model
     with _scope(registered), attention_of(model, registered.attention), exportable_experts(model):
         programs = {plan.name: _trace(plan, registered) for plan in plans}
-    signatures = {plan.name: signature_of(programs[plan.name], plan.outputs, registered.layout) for plan in plans}
+    signatures = {plan.name: signature_of(programs[plan.name], _names(plan), registered.layout) for plan in plans}
     return Exported(programs, ProgramFacts(signatures=signatures, cache=registered.layout, quantization=notes))
+
+
+def _names(plan: MethodPlan) -> list[str]:
+    """The names of the outputs in the program."""
+    return [plan.output_names.get(output, output) for output in plan.outputs]
 
 
 def _scope(registered: Registered) -> AbstractContextManager[None]:

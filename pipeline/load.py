@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig, PreTrainedModel
@@ -76,7 +76,8 @@ def _load(settings: ModelSettings) -> Loaded:
         model = _trained(fetched, config, settings, task)
     model.eval().requires_grad_(False)
     tokenizer = load_tokenizer(fetched, config, trust_remote_code=settings.trust_remote_code)
-    return Loaded(model, _identity(model, fetched, settings, task), tokenizer)
+    extras = TASKS[task].extras(fetched.path if fetched.kind == "folder" else None, model.config)
+    return Loaded(model, _identity(model, fetched, settings, task), tokenizer, extras)
 
 
 def keep_layers(config: PreTrainedConfig, count: int) -> None:
@@ -127,6 +128,8 @@ def _random(config: PreTrainedConfig, seed: int, trust_remote_code: bool, task: 
 
 def _trained(fetched: Fetched, config: PreTrainedConfig, settings: ModelSettings, task: TaskName) -> PreTrainedModel:
     model, findings = _from_pretrained(fetched, config, settings, task)
+    unread = TASKS[task].unread
+    findings = replace(findings, missing=tuple(name for name in findings.missing if not name.startswith(unread)))
     _check_weights(findings, fetched, type(model).__name__, settings.num_layers)
     return model
 

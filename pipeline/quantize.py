@@ -29,9 +29,9 @@ def quantize(loaded: Loaded, settings: QuantizeSettings, calibration: torch.Tens
         linear=settings.linear,
         group_size=settings.group_size,
         scales=settings.scales,
-        lm_head=settings.lm_head or settings.linear,
+        lm_head=settings.lm_head or (settings.linear if model.get_output_embeddings() is not None else "none"),
         embedding=settings.embedding,
         embedding_group_size=settings.embedding_group_size,
         calibration=calibration,
     )
-    return Quantized(model, notes)
+    return Quantized(model, notes, loaded.extras)

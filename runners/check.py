@@ -88,16 +88,22 @@ def check(
         progress(f"prompt {number} of {len(goldens.prompts)} ({prompt.name})")
         prompts.append(_report(prompt, run_prompt(source, prompt), full))
     perplexity = _perplexity(source, goldens.text, progress) if goldens.text is not None else None
-    report = CheckReport(
-        passed=False,
-        prompts=tuple(prompts),
-        perplexity=perplexity,
-        repeatable=repeatable,
-        kl_over_rounding=kl_over_rounding(prompts),
-        limits_quantized=limits_quantized,
-        limits_unquantized=limits_unquantized,
-        violations=(),
+    return judged(
+        CheckReport(
+            passed=False,
+            prompts=tuple(prompts),
+            perplexity=perplexity,
+            repeatable=repeatable,
+            kl_over_rounding=kl_over_rounding(prompts),
+            limits_quantized=limits_quantized,
+            limits_unquantized=limits_unquantized,
+            violations=(),
+        )
     )
+
+
+def judged(report: CheckReport) -> CheckReport:
+    """The report with its verdict by its own limits."""
     found = violations(report)
     return report.model_copy(update={"passed": not found, "violations": found})
 

@@ -9,7 +9,10 @@ from typing import Protocol
 
 from rich.console import Console
 
-from runners.check import FullLogits, Progress, check, repeats
+from runners.caller import TASKS, Caller
+from runners.check import FullLogits, Progress, check, judged, repeats
+from runners.check_cases import cases_repeat, replay_cases
+from runners.check_limits import refuse_unmeasurable
 from runners.check_render import show
 from runners.check_report import (
     CheckReport,
@@ -96,6 +99,11 @@ def command_eager(
     if any(not prompt.strip() for prompt in prompts):
         raise UserError("--eager: the prompt is empty; give some text.")
     opened = _open(package, json)
+    if opened.manifest.model.task in TASKS:
+        raise UserError(
+            f"--eager decodes prompts, and {package} is for {opened.manifest.model.task}: add your texts or images to "
+            "check.prompts or check.images of its configuration, and build it again."
+        )
     goldens, full = references(opened, prompts, steps)
     ties = _BROKEN_BY_A_TIE if any(prompt.rounding is not None for prompt in goldens.prompts) else ()
     _conclude(_replay(opened, goldens, full, threads, left_out=("max_perplexity_ratio", *ties)), json)
@@ -148,6 +156,8 @@ def replay(
     Raises:
         UserError: the program does not load, or the goldens do not fit it.
     """
+    if goldens.cases:
+        return _replay_cases(package, goldens, quantized, unquantized, threads, progress)
     single = Session.open(package, threads=1)
     _require_room(goldens, single.max_length)
     progress("the first prompt before and after another one")
@@ -155,6 +165,36 @@ def replay(
     del single  # the size of the thread pool is fixed while a program is loaded
     session = Session.open(package, threads)
     return check(session, goldens, quantized, unquantized, full, progress, repeatable=repeatable)
+
+
+def _replay_cases(
+    package: Package,
+    goldens: Goldens,
+    quantized: QuantizedLimits,
+    unquantized: Limits,
+    threads: int | None,
+    progress: Progress,
+) -> CheckReport:
+    """As :func:`replay`, of a program without a cache."""
+    refuse_unmeasurable(goldens, quantized, unquantized)
+    single = Caller.open(package, threads=1)
+    progress("the first case before and after another one")
+    repeatable = cases_repeat(single, goldens.cases)
+    del single  # the size of the thread pool is fixed while a program is loaded
+    reports = replay_cases(Caller.open(package, threads), goldens.cases, package.manifest.pooling, progress)
+    return judged(
+        CheckReport(
+            passed=False,
+            prompts=(),
+            perplexity=None,
+            repeatable=repeatable,
+            kl_over_rounding=None,
+            limits_quantized=quantized,
+            limits_unquantized=unquantized,
+            violations=(),
+            cases=reports,
+        )
+    )
 
 
 def _require_room(goldens: Goldens, max_length: int) -> None:

@@ -30,6 +30,7 @@ def show(report: CheckReport, console: Console) -> None:
 def render(report: CheckReport) -> RenderableType:
     """Figures of every prompt. The violations are not listed: they are the error message of a failed check."""
     parts: list[RenderableType] = [_table(report, against) for against in REFERENCES if report.prompts]
+    parts += [_case_table(report, against) for against in REFERENCES if report.cases]
     if report.kl_over_rounding is not None:
         parts.insert(1, Text(_over_rounding(report.kl_over_rounding)))
     if report.perplexity is not None:
@@ -52,6 +53,25 @@ def _table(report: CheckReport, against: Against) -> Table:
     for prompt in report.prompts:
         rounding = prompt.rounding if against == "quantized" else None
         table.add_row(*_row(prompt, prompt.against(against), rounding))
+    return table
+
+
+def _case_table(report: CheckReport, against: Against) -> Table:
+    found = [case.against(against) for case in report.cases]
+    table = Table(title=_TITLES[against], title_justify="left")
+    table.add_column("case")
+    ranked, pooled = found[0].equal_top1 is not None, found[0].cosine is not None
+    columns = ["input", "rows", "max |Δ|", "mean |Δ|"]
+    columns += ["same top 1", "same top 5"] * ranked + ["1 - cosine"] * pooled
+    for column in columns:
+        table.add_column(column, justify="right")
+    for case, figures in zip(report.cases, found, strict=True):
+        shape = " x ".join(map(str, next(iter(case.inputs.values()))))
+        cells = [shape, str(figures.rows)]
+        cells += [f"{figures.max_output_difference:.3g}", f"{figures.mean_output_difference:.3g}"]
+        cells += [f"{each}/{figures.rows}" for each in (figures.equal_top1, figures.equal_top5) if each is not None]
+        cells += [f"{1 - figures.cosine:.3g}"] if figures.cosine is not None else []
+        table.add_row(escape(case.name), *cells)
     return table
 
 

@@ -31,6 +31,10 @@ class Limits(Strict):
     max_logit_difference: PositiveFloat | None = None
     max_mean_kl: PositiveFloat | None = None  # nats, over the steps of a prompt
     max_perplexity_ratio: PositiveFloat | None = None
+    max_output_difference: PositiveFloat | None = None  # of cases; the limits below too
+    min_equal_top1: Annotated[float, Field(ge=0, le=1)] | None = None  # share of all cases' rows
+    min_equal_top5: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None  # of each case
 
 
 class QuantizedLimits(Limits):
@@ -91,6 +95,32 @@ class PromptReport(Strict):
         return self.quantized if name == "quantized" else self.unquantized
 
 
+class CaseComparison(Strict):
+    """The program's output against one reference's, over the recorded rows of one case."""
+
+    rows: int
+    max_output_difference: float
+    mean_output_difference: float
+    equal_top1: int | None  # rows with the same largest value; None: the output is no logits
+    equal_top5: int | None  # rows with the same five, in any order
+    cosine: float | None  # of the embeddings; None: the output is not pooled to one
+
+
+class CaseReport(Strict):
+    """One case: a call of a program without a cache."""
+
+    name: str
+    text: str
+    inputs: dict[str, list[int]]  # name -> shape
+    finite: bool
+    quantized: CaseComparison
+    unquantized: CaseComparison
+
+    def against(self, name: Against) -> CaseComparison:
+        """The comparison with one of the references."""
+        return self.quantized if name == "quantized" else self.unquantized
+
+
 class PerplexityReport(Strict):
     """Perplexity of one text: exp of the mean negative log-likelihood of the scored tokens."""
 
@@ -122,11 +152,17 @@ class CheckReport(Strict):
     passed: bool
     prompts: tuple[PromptReport, ...]
     perplexity: PerplexityReport | None
-    repeatable: bool  # the first prompt, run again after all others, gave bit-identical logits
+    repeatable: bool  # the first prompt or case, run again after another one, gave bit-identical outputs
     kl_over_rounding: float | None  # ``kl_over_rounding`` of the prompts
     limits_quantized: QuantizedLimits
     limits_unquantized: Limits
     violations: tuple[Violation, ...]
+    cases: tuple[CaseReport, ...] = ()
+
+    def top_share(self, against: Against, figure: Literal["equal_top1", "equal_top5"]) -> float:
+        """Share of the rows of all cases whose likeliest entry, or five, are the reference's."""
+        rows = [case.against(against) for case in self.cases]
+        return sum(getattr(found, figure) or 0 for found in rows) / sum(found.rows for found in rows)
 
     def equal_share(self, against: Against) -> float:
         """Share of the prompts on which every greedy token equals the reference's."""

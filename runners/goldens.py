@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from runners.cases import INPUTS, ROWS, CaseHeader, GoldenCase, header_of, tensors_of
 from runners.errors import UserError
 
 TOP = 64
@@ -95,6 +96,7 @@ class Goldens:
 
     prompts: tuple[GoldenPrompt, ...]
     text: GoldenText | None
+    cases: tuple[GoldenCase, ...] = ()  # of a program without a cache, which has neither prompts nor a text
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class _Header:
     format: str
     prompts: tuple[_PromptHeader, ...]
     text: _TextHeader | None
+    cases: tuple[CaseHeader, ...] = ()
 
 
 def summarise(logits: torch.Tensor) -> Reference:
@@ -133,12 +136,13 @@ def save(goldens: Goldens, path: Path) -> None:
     Raises:
         ValueError: two prompts have the same name, or a name contains a slash.
     """
-    names = [prompt.name for prompt in goldens.prompts]
-    if len(set(names)) != len(names) or any("/" in name for name in names):
-        raise ValueError(f"golden prompts need distinct names without a slash, got {names}")
+    for names in ([prompt.name for prompt in goldens.prompts], [case.name for case in goldens.cases]):
+        if len(set(names)) != len(names) or any("/" in name for name in names):
+            raise ValueError(f"golden prompts and cases need distinct names without a slash, got {names}")
     tensors = {f"{p.name}/{field}": value for p in goldens.prompts for field, value in _prompt_tensors(p).items()}
     if goldens.text is not None:
         tensors["text/ids"] = goldens.text.ids
+    tensors |= {name: tensor for case in goldens.cases for name, tensor in tensors_of(case)}
     header = TypeAdapter(_Header).dump_json(_header(goldens)).decode()
     # Cloned: the format refuses tensors that share memory, as ``forced`` and the quantized model's tokens do.
     packed = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -164,14 +168,15 @@ def load(path: Path) -> Goldens:
         raise UserError(f"{path}: goldens cannot be read ({error}); build the package again") from error
     header = _read_header(path, metadata)
     prompts = tuple(_read_prompt(path, tensors, prompt) for prompt in header.prompts)
-    return Goldens(prompts, _read_text(path, tensors, header.text))
+    cases = tuple(_read_case(path, tensors, case) for case in header.cases)
+    return Goldens(prompts, _read_text(path, tensors, header.text), cases)
 
 
 def _header(goldens: Goldens) -> _Header:
     prompts = tuple(_PromptHeader(prompt.name, prompt.text, prompt.rounding) for prompt in goldens.prompts)
     text = goldens.text
     figures = _TextHeader(text.window, text.quantized_nll, text.unquantized_nll) if text is not None else None
-    return _Header(FORMAT, prompts, figures)
+    return _Header(FORMAT, prompts, figures, tuple(map(header_of, goldens.cases)))
 
 
 def _prompt_tensors(prompt: GoldenPrompt) -> dict[str, torch.Tensor]:
@@ -206,6 +211,23 @@ def _read_prompt(path: Path, tensors: Mapping[str, torch.Tensor], header: _Promp
     )
 
 
+def _read_case(path: Path, tensors: Mapping[str, torch.Tensor], header: CaseHeader) -> GoldenCase:
+    prefix = f"case/{header.name}"
+    quantized = _tensor(path, tensors, f"{prefix}/quantized", torch.float32, (None, None))
+    shape = tuple(quantized.shape)
+    return GoldenCase(
+        name=header.name,
+        text=header.text,
+        method=header.method,
+        output=header.output,
+        kind=header.kind,
+        inputs={name: _any_tensor(path, tensors, f"{prefix}/{INPUTS}/{name}") for name in header.inputs},
+        rows=_tensor(path, tensors, f"{prefix}/{ROWS}", torch.int64, shape[:1]),
+        quantized=quantized,
+        unquantized=_tensor(path, tensors, f"{prefix}/unquantized", torch.float32, shape),
+    )
+
+
 def _read_reference(path: Path, tensors: Mapping[str, torch.Tensor], prefix: str, steps: int) -> Reference:
     top_ids = _tensor(path, tensors, f"{prefix}/top_ids", torch.int64, (steps, None))
     return Reference(
@@ -235,9 +257,7 @@ def _tensor(
     shape: tuple[int | None, ...],
 ) -> torch.Tensor:
     """The named tensor, which must have this dtype and, where a size is given, this shape."""
-    tensor = tensors.get(name)
-    if tensor is None:
-        raise UserError(f"{path}: goldens lack the tensor '{name}'; build the package again")
+    tensor = _any_tensor(path, tensors, name)
     fits = len(tensor.shape) == len(shape) and all(
         want is None or want == got for want, got in zip(shape, tensor.shape, strict=True)
     )
@@ -247,4 +267,11 @@ def _tensor(
             f"{path}: tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {wanted}; "
             "build the package again"
         )
+    return tensor
+
+
+def _any_tensor(path: Path, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise UserError(f"{path}: goldens lack the tensor '{name}'; build the package again")
     return tensor

@@ -82,7 +82,7 @@ class Cache(Strict):
     tensors: list[CacheTensor]
 
 
-TaskName = Literal["text-generation"]
+TaskName = Literal["text-generation", "fill-mask", "embedding", "image-classification"]
 
 
 class ModelIdentity(Strict):

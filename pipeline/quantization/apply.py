@@ -86,8 +86,14 @@ def _importance(
     layers = {name: module for target in searched for name, module in target.modules.items()}
     if not layers:
         return {}
+    if model.main_input_name != "input_ids":
+        raise UserError(
+            f"quantize.scales: imatrix runs tokens through the model, and {type(model).__name__} takes none; set it to "
+            "minmax or hqq."
+        )
     ids = calibration if calibration is not None else random_ids(model.get_input_embeddings().num_embeddings)
-    return input_importance(model, layers, ids, _WINDOW)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _WINDOW
+    return input_importance(model, layers, ids, min(_WINDOW, positions))
 
 
 def _quantize(model: PreTrainedModel, target: _Target, scales: str, importance: dict[str, torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ O output features, I input features, G groups a row, g features a group (I = G Â
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -91,9 +92,10 @@ def input_importance(
 ) -> dict[str, torch.Tensor]:
     """Return the mean square of each layer's input features, float32 ``[I]``, over ``ids`` (int64 ``[n]``)."""
     sums: dict[str, torch.Tensor] = {}
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with _watched(layers, sums), torch.inference_mode():
         for start in range(0, len(ids), window):
-            model(input_ids=ids[start : start + window].unsqueeze(0), use_cache=False)
+            model(input_ids=ids[start : start + window].unsqueeze(0), **options)
     return {name: (total / len(ids)).clone() for name, total in sums.items()}
 
 

@@ -6,7 +6,7 @@ import difflib
 
 from transformers import PreTrainedConfig
 
-from pipeline.tasks import TASKS
+from pipeline.tasks import TASKS, Task
 from runners.errors import UserError
 from runners.manifest import TaskName
 
@@ -25,7 +25,7 @@ def infer_task(config: PreTrainedConfig, given: TaskName | None) -> TaskName:
         return "text-generation"
     named = (config.architectures or [None])[0]
     for task in TASKS.values():
-        if named in task.architectures() or (named is None and type(config) in task.auto_model._model_mapping):
+        if (named or _class_of(config, task)) in task.architectures():
             return task.name
     name = named or type(config).__name__
     known = {name for task in TASKS.values() for name in task.architectures()}
@@ -34,3 +34,12 @@ def infer_task(config: PreTrainedConfig, given: TaskName | None) -> TaskName:
         f"model.source: the architecture {name} is not supported; supported are {len(known)} architectures of "
         f"transformers, for {', '.join(TASKS)} (nearest: {', '.join(close) or 'LlamaForCausalLM'})"
     )
+
+
+def _class_of(config: PreTrainedConfig, task: Task) -> str | None:
+    """The class that the task would load such a config with; of several the first."""
+    mapping = task.auto_model._model_mapping
+    if type(config) not in mapping:
+        return None
+    found = mapping[type(config)]
+    return str((found[0] if isinstance(found, tuple) else found).__name__)
