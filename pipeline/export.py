@@ -12,8 +12,11 @@ from pipeline.attention import attention_of
 from pipeline.caches import registered as pytree_scope
 from pipeline.experts import exportable_experts
 from pipeline.passes.drop_assertions import drop_assertions
-from pipeline.passes.lift_cache import CacheLeaf, lift_cache
+from pipeline.passes.last_logits import last_logits
+from pipeline.passes.lift_cache import CacheLeaf, LeafUse, lift_cache
+from pipeline.passes.one_input import one_input
 from pipeline.positions import given_positions
+from pipeline.register import is_position
 from pipeline.signature import signature_of
 from pipeline.tasks.plan import MethodPlan
 
@@ -53,20 +56,28 @@ def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
             dict(plan.kwargs),
             dynamic_shapes=dict(plan.dynamic_shapes),
             strict=False,
+            prefer_deferred_runtime_asserts_over_guards=plan.defers_guards,
         ).run_decompositions({})
+    one_input(program, plan.same_as)
+    drop_assertions(program)  # before what only they read is looked for
     placement = registered.layout.placement if registered.layout is not None else "io"
-    program = lift_cache(program, _leaves(plan, registered), placement, plan.outputs, plan.input_names)
-    return drop_assertions(program)
+    dropped = (*plan.same_as, *plan.dropped)
+    program = lift_cache(program, _leaves(plan, registered), placement, plan.outputs, plan.input_names, dropped)
+    return last_logits(program) if plan.last_logits else program
 
 
 def _leaves(plan: MethodPlan, registered: Registered) -> list[CacheLeaf]:
     if plan.cache is None or registered.entry is None or registered.cache is None:
         return []
     return [
-        CacheLeaf(_placeholder(plan.cache, path), f"cache.{path}")
+        CacheLeaf(_placeholder(plan.cache, path), f"cache.{path}", _use(plan, path))
         for path, _ in registered.entry.named_leaves(registered.cache)
-        if path != "position"
+        if not is_position(path)
     ]
+
+
+def _use(plan: MethodPlan, path: str) -> LeafUse:
+    return next((use for beginning, use in plan.leaf_uses.items() if path.startswith(beginning)), "written")
 
 
 def _placeholder(argument: str, path: str) -> str:

@@ -99,8 +99,13 @@ def cache_tensors(entry: CachePytree, cache: DeviceCache) -> list[CacheTensor]:
             bytes=leaf.numel() * leaf.element_size(),
         )
         for path, leaf in entry.named_leaves(cache)
-        if path != "position"  # the caller gives it with each call: it is no part of the cache's memory
+        if not is_position(path)
     ]
+
+
+def is_position(path: str) -> bool:
+    """Whether a leaf is the position: the caller gives it with each call, so it is no part of the cache's memory."""
+    return path.rpartition(".")[2] == "position"
 
 
 def _kind(path: str, cache: DeviceCache) -> CacheKind:

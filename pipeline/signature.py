@@ -8,6 +8,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from pipeline.artifacts import Signature
 from runners.manifest import Cache, TensorSpec
@@ -48,5 +49,5 @@ def _spec(name: str, value: torch.Tensor, program: ExportedProgram) -> TensorSpe
 def _bounds(size: int | torch.SymInt, program: ExportedProgram) -> tuple[int, int]:
     if isinstance(size, int):
         return size, size
-    bounds = program.range_constraints[size.node.expr]
+    bounds = bound_sympy(size.node.expr, program.range_constraints)
     return int(bounds.lower), int(bounds.upper)

@@ -249,6 +249,47 @@ def test_outputs_are_kept_in_the_order_asked_for() -> None:
     assert logits.tolist() == [2 * KV_HEADS * LENGTH * WIDTH + x for x in (4, 5)]
 
 
+# A method that does not write the whole cache
+
+
+def uses(*found: str) -> list[CacheLeaf]:
+    return [replace(leaf, use=use) for leaf, use in zip(LEAVES, found, strict=True)]
+
+
+def test_a_leaf_that_is_only_read_is_a_mutable_buffer_that_keeps_its_value() -> None:
+    with registered():
+        program = lift_cache(traced(Writer(values=False)), uses("written", "read"), "buffer", ("logits",), {})
+    assert set(program.graph_signature.buffers_to_mutate.values()) == {leaf.path for leaf in LEAVES}
+    program.state_dict["cache.layers.0.values"].fill_(2)
+    module = program.module()
+    first, second = (module(ids=torch.tensor([0, 1]), cache_position=torch.tensor([0])).tolist() for _ in range(2))
+    assert [first[0], second[0]] == [
+        3 * KV_HEADS * LENGTH * WIDTH,
+        4 * KV_HEADS * LENGTH * WIDTH,
+    ]  # keys count up, values stay
+
+
+def test_a_leaf_that_is_only_to_be_read_and_is_written_is_refused_by_its_path() -> None:
+    with registered(), pytest.raises(UserError, match=r"writes cache\.layers\.0\.values in a method that is only to"):
+        lift_cache(traced(Writer()), uses("written", "read"), "buffer", ("logits",), {})
+
+
+def test_what_is_written_to_an_unused_leaf_is_dropped_and_so_is_an_input_that_nothing_reads() -> None:
+    with registered():
+        dropped = ("cache_position",)
+        program = lift_cache(traced(Writer()), uses("unused", "unused"), "buffer", ("other",), {}, dropped)
+    assert [spec.arg.name for spec in program.graph_signature.input_specs] == ["ids"]
+    assert program.state_dict == {}
+    assert program.module()(ids=torch.tensor([4, 7])).tolist() == [5, 8]
+
+
+@pytest.mark.parametrize(("leaves", "dropped"), [(uses("written", "unused"), ()), (LEAVES, ("ids",))])
+def test_what_is_to_be_dropped_and_is_needed_is_refused_by_its_name(leaves: list[CacheLeaf], dropped) -> None:
+    needed = dropped[0] if dropped else "cache_layers_0_values"
+    with registered(), pytest.raises(UserError, match=f"needs {needed} in a method that is to do without it"):
+        lift_cache(traced(Writer()), leaves, "buffer", ("logits",), {}, dropped)
+
+
 def test_layers_of_another_kind_and_too_long_a_cache_are_refused() -> None:
     model = tiny.llama(replace(tiny.Shape(), max_positions=16))
     with pytest.raises(UserError, match=r"cache\.max_length: 17 tokens exceed the 16 positions"):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from transformers.cache_utils import Cache, MtpCache
 
+from pipeline.caches.cross import DEVICE_ENCODER_DECODER_CACHE, DeviceEncoderDecoderCache, encoder_decoder_cache
 from pipeline.caches.device import DEVICE_CACHE, AttentionShape, DeviceCache, LayerShape, StateShape, device_cache
 from pipeline.caches.dynamic import DYNAMIC_CACHE, empty_dynamic_cache
 from pipeline.caches.encoder_decoder import ENCODER_DECODER_CACHE
@@ -27,19 +28,22 @@ __all__ = [
     "AttentionShape",
     "CachePytree",
     "DeviceCache",
+    "DeviceEncoderDecoderCache",
     "LayerPytree",
     "LayerShape",
     "StateShape",
     "combined",
     "device_cache",
     "empty_dynamic_cache",
+    "encoder_decoder_cache",
     "entry_of",
     "registered",
     "rewind",
     "subclass_of",
 ]
 
-_STATES = (DYNAMIC_CACHE, STATIC_CACHE, ENCODER_DECODER_CACHE, QUANTIZED_CACHE, MINIMAX_CACHE, DEVICE_CACHE)
+_STATES = (DYNAMIC_CACHE, STATIC_CACHE, ENCODER_DECODER_CACHE, QUANTIZED_CACHE, MINIMAX_CACHE)
+_DEVICE = (DEVICE_CACHE, DEVICE_ENCODER_DECODER_CACHE)
 
 
 def registered(*caches: type[Cache] | CachePytree) -> AbstractContextManager[None]:
@@ -82,4 +86,4 @@ def _under_its_own_name(entry: CachePytree, cls: type[Cache]) -> CachePytree:
 
 MTP_CACHE = replace(_under_its_own_name(DYNAMIC_CACHE, MtpCache), name="pteline.MtpCache")
 
-KNOWN: tuple[CachePytree, ...] = (*_STATES, MTP_CACHE)
+KNOWN: tuple[CachePytree, ...] = (*_STATES, *_DEVICE, MTP_CACHE)

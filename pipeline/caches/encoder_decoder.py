@@ -46,13 +46,7 @@ class EncoderDecoderPytree(CachePytree):
         Raises:
             UserError: the encoder's keys are not in yet, or a part cannot be flattened.
         """
-        count = len(cache.cross_attention_cache)
-        if count == 0 or not all(cache.is_updated.get(index) for index in range(count)):
-            raise UserError(
-                f"{self.cls.__name__}.cross_attention_cache does not hold the encoder's keys yet, and the step that "
-                "computes them is another graph than those that read them. Run the model once with the encoder's "
-                "output and this cache; pipeline.caches.rewind(cache) then takes the decoder back to its start."
-            )
+        self._require_encoded(cache)
         refuse_lost_tensors(cache, (), "")
         return [
             (f"{part}.{name}", leaf)
@@ -71,8 +65,9 @@ class EncoderDecoderPytree(CachePytree):
         """Return a cache that holds exactly ``leaves``, with every flag set."""
         cache, rest = object.__new__(self.cls), list(leaves)
         for part, name, inner in zip(_PARTS, context["types"], context["contexts"], strict=True):
-            count = sum(len(leaf_names(layer)) for layer in inner["layers"])
-            setattr(cache, part, self._inner_named(name, part).unflatten(rest[:count], inner))
+            entry = self._inner_named(name, part)
+            count = len(entry.leaves) + sum(len(leaf_names(layer)) for layer in inner["layers"])
+            setattr(cache, part, entry.unflatten(rest[:count], inner))
             rest = rest[count:]
         cache.is_updated = dict.fromkeys(range(len(cache.cross_attention_cache)), True)
         return cache
@@ -84,6 +79,15 @@ class EncoderDecoderPytree(CachePytree):
     def parts(self, cache: Cache) -> list[object]:
         """Return everything that has attributes of its own."""
         return [cache] + [x for part in _PARTS for x in self._inner(cache, part).parts(getattr(cache, part))]
+
+    def _require_encoded(self, cache: Cache) -> None:
+        count = len(cache.cross_attention_cache)
+        if count == 0 or not all(cache.is_updated.get(index) for index in range(count)):
+            raise UserError(
+                f"{self.cls.__name__}.cross_attention_cache does not hold the encoder's keys yet, and the step that "
+                "computes them is another graph than those that read them. Run the model once with the encoder's "
+                "output and this cache; pipeline.caches.rewind(cache) then takes the decoder back to its start."
+            )
 
     def _inner(self, cache: Cache, part: str) -> CachePytree:
         return self._inner_named(type(getattr(cache, part)).__name__, part)

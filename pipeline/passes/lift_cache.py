@@ -4,13 +4,16 @@
 (``run_decompositions({})``), a cache tensor that is written in place shows as a ``USER_INPUT_MUTATION``.
 ``lift_cache`` rewrites the signature only, so that these become mutable buffers (``buffer``) or plain outputs (``io``).
 No module that holds the cache is needed for either.
+
+A method need not write the whole cache: of an encoder-decoder model one method writes the encoder's keys and values,
+another only reads them. What a method's outputs and the leaves that it is to write do not need is dropped from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch.export import ExportedProgram
@@ -27,6 +30,8 @@ from torch.utils import _pytree as pytree
 
 from runners.errors import UserError
 
+LeafUse: TypeAlias = Literal["written", "read", "unused"]
+
 
 @dataclass(frozen=True)
 class CacheLeaf:
@@ -34,6 +39,7 @@ class CacheLeaf:
 
     placeholder: str  # "cache_layers_3_keys"
     path: str  # "cache.layers.3.keys"
+    use: LeafUse = "written"  # by this method; what it writes to an unused leaf is dropped
 
 
 def lift_cache(
@@ -42,51 +48,61 @@ def lift_cache(
     placement: Literal["buffer", "io"],
     outputs: Sequence[str],
     input_names: Mapping[str, str],
+    dropped: Sequence[str] = (),
 ) -> ExportedProgram:
     """Return the program with its cache placed.
 
     Args:
         program: functional, with the cache's tensors among its user inputs.
-        leaves: the tensors that the program writes, in the order in which ``io`` lists them.
+        leaves: the cache's tensors, in the order in which ``io`` lists them.
         placement: ``buffer``: state of the program, zero at load. ``io``: inputs, and outputs after the others.
         outputs: names in the out spec of the user outputs to keep, such as ``logits``. The rest, the cache itself among
             them, is dropped.
         input_names: placeholder -> name of that input in the program; any other input, such as a leaf that stays one,
             keeps the name of its placeholder (a name is an argument of ``program.module()``, so it has no dots).
+        dropped: placeholders that the model's forward asks for and that this method does not need.
 
     Raises:
-        UserError: the program does not write one of the leaves, or writes an input that is not one of them.
+        UserError: the program does not write a leaf that it is to write, writes one that it is only to read or an input
+            that is no leaf, or needs what is to be dropped.
     """
-    writes = _writes(program, leaves)
+    used = [x for x in leaves if x.use != "unused"]
+    values = _values(program, leaves)
     kept = _kept_outputs(program, outputs)
+    out = {x.placeholder for x in leaves if x.use == "unused"} | set(dropped)
+    specs = [s for s in program.graph_signature.input_specs if s.arg.name not in out]
     if placement == "buffer":
-        specs_in = _buffer_inputs(program, leaves)
-        specs_out = [
-            OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(writes[x.placeholder]), x.path) for x in leaves
-        ]
+        specs_in = _buffer_inputs(specs, used)
+        specs_out = [OutputSpec(OutputKind.BUFFER_MUTATION, values[x.placeholder], x.path) for x in used]
         specs_out += kept
     else:
-        specs_in = [s for s in program.graph_signature.input_specs if not isinstance(s.arg, ConstantArgument)]
-        specs_out = kept + [
-            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(writes[x.placeholder]), None) for x in leaves
-        ]
+        specs_in = [s for s in specs if not isinstance(s.arg, ConstantArgument)]
+        specs_out = kept + [OutputSpec(OutputKind.USER_OUTPUT, values[x.placeholder], None) for x in used]
     _rewrite_graph(program, specs_in, specs_out)
     user_inputs = [s.arg.name for s in specs_in if s.kind == InputKind.USER_INPUT]
     named = {placeholder: input_names.get(placeholder, placeholder) for placeholder in user_inputs}
-    return _rebuilt(program, specs_in, specs_out, leaves if placement == "buffer" else (), named)
+    return _rebuilt(program, specs_in, specs_out, used if placement == "buffer" else (), named)
 
 
-def _writes(program: ExportedProgram, leaves: Sequence[CacheLeaf]) -> dict[str, str]:
-    """Placeholder of each written input -> node that holds its new value."""
+def _values(program: ExportedProgram, leaves: Sequence[CacheLeaf]) -> dict[str, TensorArgument]:
+    """Placeholder of each leaf that is used -> what holds its value after the call.
+
+    Of a leaf that is only read that is the leaf itself: the mark of a mutable buffer, which costs no copy. Without it a
+    buffer is a constant to a backend, which would take its zeros into a delegate.
+    """
     written = {
         s.target: s.arg.name for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_INPUT_MUTATION
     }
-    wanted = {x.placeholder for x in leaves}
-    if lost := [x.path for x in leaves if x.placeholder not in written]:
+    if lost := [x.path for x in leaves if x.use == "written" and x.placeholder not in written]:
         raise UserError(f"the model never writes {', '.join(lost)}: its forward does not use the cache it was given.")
-    if foreign := sorted(set(written) - wanted):
+    if changed := [x.path for x in leaves if x.use == "read" and x.placeholder in written]:
+        raise UserError(
+            f"the model writes {', '.join(changed)} in a method that is only to read it: its forward computes the "
+            "encoder's keys anew, whatever the cache says."
+        )
+    if foreign := sorted(set(written) - {x.placeholder for x in leaves}):
         raise UserError(f"the model writes the input {', '.join(foreign)} in place, which is not part of its cache.")
-    return written
+    return {x.placeholder: TensorArgument(written.get(x.placeholder, x.placeholder)) for x in leaves}
 
 
 def _kept_outputs(program: ExportedProgram, names: Sequence[str]) -> list[OutputSpec]:
@@ -108,15 +124,15 @@ def _first_key(path: pytree.KeyPath) -> str:
     )
 
 
-def _buffer_inputs(program: ExportedProgram, leaves: Sequence[CacheLeaf]) -> list[InputSpec]:
+def _buffer_inputs(specs: Sequence[InputSpec], leaves: Sequence[CacheLeaf]) -> list[InputSpec]:
     """Input specs with the leaves as buffers, before all user inputs; constant arguments (flags) are dropped."""
     paths = {x.placeholder: x.path for x in leaves}
-    specs = [
+    found = [
         InputSpec(InputKind.BUFFER, s.arg, paths[s.arg.name], persistent=True) if s.arg.name in paths else s
-        for s in program.graph_signature.input_specs
+        for s in specs
         if not isinstance(s.arg, ConstantArgument)
     ]
-    return sorted(specs, key=lambda s: s.kind == InputKind.USER_INPUT)  # stable
+    return sorted(found, key=lambda s: s.kind == InputKind.USER_INPUT)  # stable
 
 
 def _rewrite_graph(program: ExportedProgram, specs_in: Sequence[InputSpec], specs_out: Sequence[OutputSpec]) -> None:
@@ -129,9 +145,11 @@ def _rewrite_graph(program: ExportedProgram, specs_in: Sequence[InputSpec], spec
     wanted = [nodes[s.arg.name] for s in specs_in]
     for node in wanted:
         first.prepend(node)
-    for node in [n for n in graph.nodes if n.op == "placeholder" and n not in set(wanted)]:
-        graph.erase_node(node)
     graph.eliminate_dead_code()
+    for node in [n for n in graph.nodes if n.op == "placeholder" and n not in set(wanted)]:
+        if node.users:
+            raise UserError(f"the model needs {node.name} in a method that is to do without it.")
+        graph.erase_node(node)
     program.graph_module.recompile()
 
 

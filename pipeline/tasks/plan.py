@@ -9,8 +9,11 @@ from typing import TypeAlias
 import torch
 from torch.export import Dim
 from transformers.cache_utils import Cache
+from transformers.utils import ModelOutput
 
-Argument: TypeAlias = torch.Tensor | Cache | int | bool | tuple[torch.Tensor, ...] | None
+from pipeline.passes.lift_cache import LeafUse
+
+Argument: TypeAlias = torch.Tensor | Cache | ModelOutput | int | bool | tuple[torch.Tensor, ...] | None
 DynamicAxes: TypeAlias = dict[int, Dim]
 DynamicShape: TypeAlias = DynamicAxes | list[DynamicAxes | None] | tuple[DynamicAxes | None, ...] | None
 
@@ -28,3 +31,7 @@ class MethodPlan:
     same_as: Mapping[str, str] = field(default_factory=dict)  # placeholder -> the one that is read in its place
     module: str = ""  # path of the submodule whose ``forward`` it is; "": the model
     output_names: Mapping[str, str] = field(default_factory=dict)  # field of the output -> its name in the program
+    dropped: tuple[str, ...] = ()  # placeholders that the forward asks for and this method does not need
+    leaf_uses: Mapping[str, LeafUse] = field(default_factory=dict)  # beginning of a leaf's path -> what it does there
+    last_logits: bool = False  # compute those of the last token alone, where the forward has no argument for it
+    defers_guards: bool = False  # trace with conditions on sizes that torch cannot prove for every size
