@@ -14,11 +14,19 @@ from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.passes.complex_as_real import complex_as_real
 from pipeline.passes.gelu_tanh_as_products import gelu_tanh_as_products
 from pipeline.passes.half_swap_as_linear import half_swap_as_linear
+from pipeline.passes.inferred_size import inferred_size
 from pipeline.passes.mean_as_linear import mean_as_linear
 from pipeline.passes.quantized_embedding import quantized_embedding
 
 # What XNNPACK, or a portable kernel, does not take as it is written, rewritten so that it does.
-PASSES = (quantized_embedding, complex_as_real, mean_as_linear, half_swap_as_linear, gelu_tanh_as_products)
+PASSES = (
+    quantized_embedding,
+    complex_as_real,
+    mean_as_linear,
+    half_swap_as_linear,
+    gelu_tanh_as_products,
+    inferred_size,
+)
 
 
 class LevelPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is Any to the checker

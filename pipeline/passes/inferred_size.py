@@ -1,0 +1,49 @@
+"""Write every change of shape as a view whose one dynamic size is inferred.
+
+XNNPACK takes a view with fixed sizes and one that it infers (``-1``), but none whose sizes are symbols, nor a size-1
+axis anywhere but last. In a program with a dynamic number of tokens each of these would split the graph: between the
+products of a layer's queries and keys and their rotary embedding, for one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+_ATEN = torch.ops.aten
+_RESHAPES = (
+    _ATEN.view.default,
+    _ATEN._unsafe_view.default,
+    _ATEN.reshape.default,
+    _ATEN.unsqueeze.default,
+    _ATEN.squeeze.dim,
+    _ATEN.squeeze.dims,
+)
+
+
+def inferred_size(program: ExportedProgram) -> ExportedProgram:
+    """Replace every reshape of a float tensor to a shape with at most one dynamic size."""
+    graph = program.graph_module.graph
+    for target in _RESHAPES:
+        for node in graph.find_nodes(op="call_function", target=target):
+            sizes = _sizes(node)
+            if sizes is None:
+                continue
+            with graph.inserting_before(node):
+                view = graph.call_function(_ATEN.view.default, (node.args[0], sizes))
+            view.meta = dict(node.meta)
+            node.replace_all_uses_with(view)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return program
+
+
+def _sizes(node: Node) -> list[int] | None:
+    """The shape with -1 for its dynamic size; None where that leaves the shape open."""
+    value = node.meta["val"]
+    dynamic = [size for size in value.shape if not isinstance(size, int)]
+    if value.dtype != torch.float32 or len(dynamic) > 1 or 0 in value.shape:
+        return None
+    return [size if isinstance(size, int) else -1 for size in value.shape]
