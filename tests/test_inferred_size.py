@@ -16,8 +16,8 @@ class Heads(nn.Module):
     """What surrounds a rotary embedding: heads are split off, turned, and joined again. x [1, S, 8]."""
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
-        heads = (x + 1).view(1, -1, 2, 4).transpose(1, 2) * cos.unsqueeze(1)
-        return heads.transpose(1, 2).reshape(1, -1, 8) * 2
+        heads = (x + 1).view(1, x.shape[1], 2, 4).transpose(1, 2) * cos.unsqueeze(1)
+        return heads.transpose(1, 2).reshape(1, x.shape[1], 8) * 2
 
 
 class Two(nn.Module):
