@@ -108,7 +108,7 @@ def test_the_float64_copy_leaves_both_models_as_they_are(model) -> None:
     before = {name: (id(p), p.dtype) for name, p in one.state_dict(keep_vars=True).items()}
     expected = logits(one)
     precise = reference_of(one, torch.float64)
-    assert {p.dtype for p in precise.parameters()} == {torch.float64}
+    assert precise.model.layers[0].mlp.down_proj.weight.dtype == torch.float64
     assert {name: (id(p), p.dtype) for name, p in one.state_dict(keep_vars=True).items()} == before
     assert isinstance(one.model.layers[0].mlp.down_proj.weight, IntxUnpackedToInt8Tensor)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -119,4 +119,12 @@ def test_the_float64_copy_leaves_both_models_as_they_are(model) -> None:
 def test_a_weight_that_two_layers_share_is_shared_in_float64(model) -> None:
     precise = reference_of(model, torch.float64)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert precise.lm_head.weight is precise.model.embed_tokens.weight
+    stored = [layer._parameters["weight"] for layer in (precise.lm_head, precise.model.embed_tokens)]
+    assert stored[0] is stored[1] is model.lm_head.weight
+    assert precise.lm_head.weight.dtype == torch.float64
+
+
+def test_no_weight_is_held_in_float64(model) -> None:
+    """Only what is made while a layer runs is: together they would take twice the memory of the model."""
+    precise = reference_of(quantized(model, **EIGHT_BITS), torch.float64)
+    assert {p.dtype for p in precise.parameters()} == {torch.float32}

@@ -10,6 +10,7 @@ I input features of a layer.
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 from torch import nn
@@ -30,12 +31,17 @@ def reference_of(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> 
 
     Args:
         model: Stays as it is. Of its unquantized weights, those that are of ``dtype`` already are shared.
-        dtype: float32: the copy gives the same values as ``model``. float64: as float32, but all between two roundings
-            of an activation is computed in float64; the roundings themselves are those of float32.
+        dtype: float32: the copy gives the same values as ``model``, and holds its weights dequantized. float64: as
+            float32, but all between two roundings of an activation is computed in float64; the roundings themselves are
+            those of float32. Each weight is made when a layer reads it and let go at once: all of them together would
+            take twice the memory of the model.
     """
     rounding = [name for name, module in model.named_modules() if _quantizes_input(module)]
-    weights: dict[int, object] = {id(p): _plain(p, dtype) for p in model.parameters()}
+    is_made_once = dtype == torch.float32
+    weights: dict[int, object] = {id(p): _plain(p, dtype) if is_made_once else p for p in model.parameters()}
     reference = copy.deepcopy(model, memo=weights)
+    if not is_made_once:
+        _make_weights_when_read(reference, dtype)
     for module in reference.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():
@@ -77,6 +83,19 @@ def _fake_quantize_rows(rows: torch.Tensor, into: torch.Tensor) -> None:
 def _quantizes_input(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     return isinstance(weight, IntxUnpackedToInt8Tensor) and weight.activation_quantization is not None
+
+
+def _make_weights_when_read(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Make each parameter an attribute that is computed from the stored one at each reading."""
+    for module in model.modules():
+        names = [name for name, stored in module._parameters.items() if stored is not None]
+        if names:
+            made = {name: property(partial(_made, name=name, dtype=dtype)) for name in names}
+            module.__class__ = type(type(module).__name__, (type(module),), made)
+
+
+def _made(module: nn.Module, name: str, dtype: torch.dtype) -> torch.Tensor:
+    return _plain(module._parameters[name], dtype)
 
 
 def _plain(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
