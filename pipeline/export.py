@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from pipeline.artifacts import Exported, ProgramFacts, Registered
 from pipeline.attention import attention_of
 from pipeline.caches import registered as pytree_scope
+from pipeline.caches.own_states import state_keeping
 from pipeline.experts import exportable_experts
 from pipeline.passes.drop_assertions import drop_assertions
 from pipeline.passes.last_logits import last_logits
@@ -49,9 +50,11 @@ def _scope(registered: Registered) -> AbstractContextManager[None]:
 
 
 def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
-    with torch.no_grad(), given_positions(registered.model, plan.cache):
+    model = registered.model
+    keeping = state_keeping(model).scope(model, plan.cache) if plan.cache is not None else nullcontext()
+    with torch.no_grad(), given_positions(model, plan.cache), keeping:
         program = torch.export.export(
-            registered.model.get_submodule(plan.module),
+            model.get_submodule(plan.module),
             (),
             dict(plan.kwargs),
             dynamic_shapes=dict(plan.dynamic_shapes),

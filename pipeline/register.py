@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 
 import torch
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from pipeline.artifacts import Quantized, Registered
 from pipeline.attention import Attention, choose_attention, observed_attention
 from pipeline.caches import CachePytree, DeviceCache, LayerShape, device_cache, entry_of
-from pipeline.caches.measure import layer_shapes
+from pipeline.caches.own_states import state_keeping
 from pipeline.config import CacheSettings, ExportSettings
 from runners.errors import UserError
 from runners.manifest import Cache, CacheKind, CacheTensor
@@ -43,11 +43,12 @@ def measured(
     model: PreTrainedModel, settings: CacheSettings, export: ExportSettings
 ) -> tuple[list[LayerShape], Attention]:
     """Run one token, and return the sizes of each layer's cache and the attention that fits the model."""
-    cache = DynamicCache(config=model.config)
+    keeping = state_keeping(model)
+    cache = keeping.new_cache(model)
     arguments = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "use_cache": True, cache_argument(model): cache}
     with torch.inference_mode(), observed_attention(model) as seen:
-        model(**arguments)
-    shapes = layer_shapes(cache)
+        output = model(**arguments)
+    shapes = keeping.shapes(model, cache, output)
     widths = [(s.attention.key_width, s.attention.value_width) for s in shapes if s.attention is not None]
     return shapes, choose_attention(export.attention, seen, widths, settings.placement, settings.batch_size)
 
@@ -80,7 +81,7 @@ def cache_argument(model: PreTrainedModel) -> str:
         UserError: it has none.
     """
     parameters = inspect.signature(model.forward).parameters
-    name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
+    name = next((name for name in ("cache", "past_key_values", "state") if name in parameters), None)
     if name is None:
         raise UserError(
             f"model: the forward of {type(model).__name__} takes no cache, so it cannot decode step by step."

@@ -7,9 +7,14 @@ import torch
 import transformers as tf
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
+from pipeline.artifacts import Quantized
+from pipeline.attention import attention_of
 from pipeline.caches.device import AttentionShape, DeviceCache, LayerShape, device_cache
+from pipeline.caches.own_states import state_keeping
+from pipeline.config import CacheSettings, ExportSettings
 from pipeline.experts import exportable_experts
 from pipeline.positions import given_positions
+from pipeline.register import cache_argument, register
 from tests.zoo import families
 
 
@@ -57,3 +62,24 @@ def test_other_models_and_models_without_a_cache_count_themselves(config, name) 
     model = model_of(config())
     with given_positions(model, name):
         assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("config", [families.minimax, families.recurrent_gemma, families.rwkv])
+def test_states_outside_of_transformers_caches_are_given_and_taken_for_a_trace_only(config) -> None:
+    """A step on the device's cache says what eager says, the second step too, and a new sequence begins at zero."""
+    model = model_of(config())
+    name, settings = cache_argument(model), ExportSettings(attention="portable", max_prefill_length=1)
+    registered = register(Quantized(model, {}), CacheSettings(max_length=48), settings)
+    assert any(tensor.kind == "recurrent" for tensor in registered.layout.tensors)
+    said = []
+    with torch.no_grad(), state_keeping(model).scope(model, name), attention_of(model, "portable"):
+        for position, token in enumerate((5, 6)):
+            registered.cache.position = torch.tensor([position])
+            said.append(model(input_ids=torch.tensor([[token]]), **{name: registered.cache}).logits[0, -1])
+        registered.cache.position = torch.tensor([0])
+        again = model(input_ids=torch.tensor([[5]]), **{name: registered.cache}).logits[0, -1]
+    assert not model._forward_pre_hooks and not model._forward_hooks
+    assert model.config.use_cache
+    whole = model(input_ids=torch.tensor([[5, 6]]), use_cache=True).logits[0]
+    torch.testing.assert_close(torch.stack(said), whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(again, said[0])

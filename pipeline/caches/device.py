@@ -87,6 +87,14 @@ class DeviceCache(Cache):
         whole: torch.Tensor = self.layers[layer_idx].update_conv_state(conv_states, state_idx)
         return whole
 
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor:
+        """Return the state of a layer as MiniMax asks its own cache for it."""
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        """Keep a state as MiniMax gives it to its own cache."""
+        self.layers[layer_idx].recurrent_states[0].copy_(linear_cache)
+
     def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
         """Return the number of tokens before this call, int64 ``[1]``; of a batch as ``position``."""
         return self.position

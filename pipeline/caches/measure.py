@@ -25,10 +25,15 @@ def layer_shapes(cache: Cache) -> list[LayerShape]:
     Raises:
         UserError: a layer's class has no device layer, or the model left a layer empty.
     """
-    return [_shape(layer, index) for index, layer in enumerate(cache.layers)]
+    return [layer_shape(layer, index) for index, layer in enumerate(cache.layers)]
 
 
-def _shape(layer: Layer, index: int) -> LayerShape:
+def layer_shape(layer: Layer, index: int) -> LayerShape:
+    """Return what one layer keeps; ``index`` is for the message.
+
+    Raises:
+        UserError: as ``layer_shapes``.
+    """
     if isinstance(layer, DummyLayer):
         return LayerShape()
     has_attention, has_states = isinstance(layer, DynamicLayer), isinstance(layer, LinearAttentionLayer)
