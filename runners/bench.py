@@ -156,7 +156,7 @@ def _require_fit(package: Package, work: Workload) -> None:
         )
 
 
-def _order(trial: int, packages: int) -> list[int]:
+def order(trial: int, packages: int) -> list[int]:
     """Which package goes first in a trial: A B, then B A, and so on."""
     order = list(range(packages))
     return order if trial % 2 == 0 else order[::-1]
@@ -169,7 +169,7 @@ def _load_times(
     seconds: list[list[float]] = [[] for _ in packages]
     for load in range(loads + 1):
         progress(f"load {load} of {loads}")
-        for index in _order(load, len(packages)):
+        for index in order(load, len(packages)):
             begin = perf_counter()
             Session.open(packages[index], threads)
             seconds[index].append(perf_counter() - begin)
@@ -182,7 +182,7 @@ def _alternate(sessions: Sequence[Session], work: Workload, progress: Callable[[
     for number in range(work.warmup + work.trials):
         warm = number - work.warmup + 1
         progress(f"trial {warm} of {work.trials}" if warm > 0 else "warm-up")
-        for index in _order(number, len(sessions)):
+        for index in order(number, len(sessions)):
             trials[index].append(run_trial(sessions[index], work))
     return [each[work.warmup :] for each in trials]
 

@@ -21,6 +21,7 @@ from runners.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from runners.bench import Workload
+    from runners.bench_calls import CallsReport
     from runners.bench_report import BenchReport
     from runners.chat import Speaker
     from runners.package import Package
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from runners.template import ChatTemplate
 
 TRACEBACK_VARIABLE = "PTELINE_TRACEBACK"
+WITHOUT_CACHE = ("fill-mask", "embedding", "image-classification")  # as ``runners.caller.TASKS``, which loads slowly
 EAGER_STEPS = 32  # greedy tokens a prompt of --eager
 
 app = typer.Typer(
@@ -86,6 +88,7 @@ def _fail(error: UserError | CheckFailedError) -> int:
 
 @app.command()
 def run(
+    context: typer.Context,
     package: PackagePath,
     prompt: Annotated[str | None, typer.Argument(help="What to say; '-' reads standard input.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
@@ -102,11 +105,17 @@ def run(
     ] = False,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Hold a conversation.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after an answer.")] = False,
+    image: Annotated[
+        Path | None, typer.Option(help="A PNG or JPEG file, for a package that classifies images.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: the whole embedding, or the likeliest tokens or labels.")
+    ] = False,
 ) -> None:
     """Answer a prompt, or hold a conversation (/reset, /exit; Ctrl-C stops an answer).
 
     Greedy by default: give --temperature to sample. The answer goes to standard output, everything else to standard
-    error.
+    error. Of a package without a cache: print a text's embedding, the tokens behind its masks, or an image's labels.
     """
     from runners.chat import answer, chat
     from runners.package import open_package
@@ -114,8 +123,13 @@ def run(
     from runners.template import open_template
 
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
-    _require_effect(sampling)
     opened = open_package(package)
+    if opened.manifest.model.task in WITHOUT_CACHE:
+        _refuse_given(context, opened, set(context.params) - {"package", "prompt", "threads", "image", "json"})
+        _write(_encoded(opened, prompt, image, threads, json=json))
+        return
+    _refuse_given(context, opened, {"image", "json"})
+    _require_effect(sampling)
     template = None if raw else open_template(opened)
     _require_usable(opened, prompt, template, system=system, raw=raw, interactive=interactive)
     text = None if prompt is None else _prompt_text(prompt)
@@ -130,6 +144,7 @@ def run(
 
 @app.command()
 def bench(
+    context: typer.Context,
     package: PackagePath,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 128,
     new_tokens: Annotated[int, typer.Option(help="Tokens decoded one by one after it.")] = 64,
@@ -142,7 +157,10 @@ def bench(
         Path | None, typer.Option(help="A second package, measured trial by trial in turn with the first.")
     ] = None,
 ) -> None:
-    """Measure loading, prefill and decoding, as median and percentiles of warm trials."""
+    """Measure loading, prefill and decoding, as median and percentiles of warm trials.
+
+    Of packages without a cache: one call, of a text of 8 and of 128 tokens (or --prompt-tokens), or of an image.
+    """
     from runners.bench import Workload
     from runners.files import require_writable, write_text
     from runners.package import open_package
@@ -150,7 +168,14 @@ def bench(
     work = Workload(prompt_tokens, new_tokens, trials, warmup, at)
     if json is not None:
         require_writable(json)
-    report = _measure([open_package(path) for path in (package, against) if path is not None], work, threads)
+    packages = [open_package(path) for path in (package, against) if path is not None]
+    report: BenchReport | CallsReport
+    if packages[0].manifest.model.task in WITHOUT_CACHE:
+        _refuse_given(context, packages[0], {"new_tokens", "at"})
+        lengths = (prompt_tokens,) if _is_given(context, "prompt_tokens") else None
+        report = _measure_calls(packages, lengths, trials, warmup, threads)
+    else:
+        report = _measure(packages, work, threads)
     if json is not None:
         write_text(json, report.model_dump_json(indent=2) + "\n")
 
@@ -194,6 +219,26 @@ def inspect(
         inspector.command(target, json)
 
 
+def _encoded(package: Package, prompt: str | None, image: Path | None, threads: int | None, *, json: bool) -> str:
+    from runners.encode import command
+
+    return command(package, None if prompt is None else _prompt_text(prompt), image, threads, as_json=json)
+
+
+def _refuse_given(context: typer.Context, package: Package, names: set[str]) -> None:
+    """Refuse options of a command that the package's task would ignore."""
+    given = [name for name in context.params if name in names and _is_given(context, name)]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        task = package.manifest.model.task
+        raise UserError(f"{options}: no effect on package '{package.manifest.name}' (task {task}). Leave it out.")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _measure(packages: list[Package], work: Workload, threads: int | None) -> BenchReport:
     from runners.bench import measure
     from runners.bench_report import show
@@ -203,6 +248,19 @@ def _measure(packages: list[Package], work: Workload, threads: int | None) -> Be
     with notes.status("starting") as status:
         report = measure(packages, work, threads, describe(), lambda stage: status.update(stage))
     show(report, Console())
+    return report
+
+
+def _measure_calls(
+    packages: list[Package], lengths: tuple[int, ...] | None, trials: int, warmup: int, threads: int | None
+) -> CallsReport:
+    from runners.bench_calls import Calls, measure_calls, show_calls
+    from runners.machine import describe
+
+    calls = Calls(lengths, trials, warmup)
+    with Console(stderr=True).status("loading") as status:
+        report = measure_calls(packages, calls, threads, describe(), status.update)
+    show_calls(report, Console())
     return report
 
 

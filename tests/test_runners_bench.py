@@ -67,8 +67,8 @@ def test_ids_are_fixed_and_inside_the_vocabulary():
 
 
 def test_two_packages_alternate():
-    assert [bench._order(trial, 2) for trial in range(4)] == [[0, 1], [1, 0], [0, 1], [1, 0]]
-    assert bench._order(1, 1) == [0]
+    assert [bench.order(trial, 2) for trial in range(4)] == [[0, 1], [1, 0], [0, 1], [1, 0]]
+    assert bench.order(1, 1) == [0]
 
 
 @pytest.mark.parametrize(
