@@ -12,6 +12,7 @@ from pipeline.attention import attention_of
 from pipeline.caches import registered as pytree_scope
 from pipeline.caches.own_states import state_keeping
 from pipeline.experts import exportable_experts
+from pipeline.one_graph import one_graph
 from pipeline.passes.drop_assertions import drop_assertions
 from pipeline.passes.last_logits import last_logits
 from pipeline.passes.lift_cache import CacheLeaf, LeafUse, lift_cache
@@ -52,7 +53,7 @@ def _scope(registered: Registered) -> AbstractContextManager[None]:
 def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
     model = registered.model
     keeping = state_keeping(model).scope(model, plan.cache) if plan.cache is not None else nullcontext()
-    with torch.no_grad(), given_positions(model, plan.cache), keeping:
+    with torch.no_grad(), given_positions(model, plan.cache), keeping, one_graph(model):
         program = torch.export.export(
             model.get_submodule(plan.module),
             (),

@@ -13,9 +13,14 @@ from pipeline.caches.device import AttentionShape, DeviceCache, LayerShape, devi
 from pipeline.caches.own_states import state_keeping
 from pipeline.config import CacheSettings, ExportSettings
 from pipeline.experts import exportable_experts
+from pipeline.export import export
 from pipeline.positions import given_positions
 from pipeline.register import cache_argument, register
+from pipeline.tasks.text_generation import plan
+from runners.errors import UserError
 from tests.zoo import families
+
+pytestmark = pytest.mark.export
 
 
 def model_of(config: tf.PreTrainedConfig) -> tf.PreTrainedModel:
@@ -83,3 +88,10 @@ def test_states_outside_of_transformers_caches_are_given_and_taken_for_a_trace_o
     whole = model(input_ids=torch.tensor([[5, 6]]), use_cache=True).logits[0]
     torch.testing.assert_close(torch.stack(said), whole, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(again, said[0])
+
+
+def test_a_model_that_loops_over_tokens_says_what_to_set() -> None:
+    model, settings = model_of(families.mamba()), ExportSettings()
+    registered = register(Quantized(model, {}), CacheSettings(max_length=48), settings)
+    with pytest.raises(UserError, match=r"^export\.max_prefill_length: MambaForCausalLM .* set it to 1: .*specialized"):
+        export(registered, plan(registered, settings), {})
