@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from executorch.exir import EdgeProgramManager
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache as ModelCache
+from transformers.utils import ModelOutput
 
 from pipeline.attention import Attention
 from pipeline.caches import CachePytree
-from runners.manifest import Cache, Manifest, Method, ModelIdentity, TensorSpec, Tokenizer
-from runners.preprocessing import ImagePreprocessing, Pooling
+from runners.manifest import Cache, Decoding, Manifest, Method, ModelIdentity, TensorSpec, Tokenizer
+from runners.preprocessing import AudioPreprocessing, ImagePreprocessing, Pooling
 from runners.strict import Strict
 
 
@@ -30,6 +32,8 @@ class LoadedTokenizer:
 class Extras:
     """What a runner needs beside program and tokenizer; None: the model's task has no use for it."""
 
+    decoding: Decoding | None = None
+    audio: AudioPreprocessing | None = None
     image: ImagePreprocessing | None = None
     pooling: Pooling | None = None
     labels: list[str] | None = None  # of each logit
@@ -55,6 +59,17 @@ class Quantized:
 
 
 @dataclass(frozen=True)
+class EncoderInput:
+    """What the encoder of an encoder-decoder model takes and gives."""
+
+    argument: str  # of the model's forward
+    name: str  # in the program
+    longest: torch.Tensor  # one of the largest size
+    shortest: int | None  # least size of its last axis; None: it has always the size of ``longest``
+    output: ModelOutput  # of the class that the encoder gives, float32 zeros for ``longest``
+
+
+@dataclass(frozen=True)
 class Registered:
     """A model and an empty cache of the device's own kind, whose class is a known pytree; None for a model without."""
 
@@ -64,6 +79,7 @@ class Registered:
     entry: CachePytree | None
     layout: Cache | None  # where the cache will live, and each of its tensors
     extras: Extras = Extras()  # as ``Loaded.extras``
+    encoder: EncoderInput | None = None  # None: the model has no encoder beside its decoder
 
 
 class Signature(Strict):

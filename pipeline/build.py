@@ -228,6 +228,8 @@ def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenize
         constant_methods=facts.constant_methods,
         cache=facts.cache,
         tokenizer=tokenizer.info if tokenizer is not None else None,
+        decoding=loaded.extras.decoding,
+        audio=loaded.extras.audio,
         image=loaded.extras.image,
         pooling=loaded.extras.pooling,
         labels=loaded.extras.labels,

@@ -68,6 +68,9 @@ class CacheSettings(Section):
     """Tokens of prompt and answer together that the cache holds."""
     batch_size: PositiveInt = 1
     """Sequences that are decoded together, each at a position of its own. More than one takes full attention."""
+    max_encoder_length: PositiveInt | None = None
+    """Of an encoder-decoder model: longest input of its encoder, in tokens, or in samples where it takes those.
+    Default: the tokens that it was made for, or 512; 30 s. Whisper's is fixed."""
     placement: Literal["buffer", "io"] = "buffer"
     """buffer: inside the program (what stock apps expect); io: inputs and outputs of the program."""
 
@@ -185,6 +188,8 @@ class CheckSettings(Section):
     """Prompts that are continued greedily; of a model without a cache: texts that it reads."""
     token_ids: tuple[tuple[TokenId, ...], ...] = Field(default=(), max_length=256)
     """Texts as token ids, for a model whose source has no tokenizer. Of a model without a cache."""
+    audio: tuple[Path, ...] = Field(default=(), max_length=256)
+    """WAV files, relative to the file they are written in, that are transcribed greedily."""
     images: tuple[Path, ...] = Field(default=(), max_length=256)
     """PNG or JPEG files, relative to the file they are written in."""
     chat: Flag = True

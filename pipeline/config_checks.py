@@ -171,13 +171,17 @@ def _check(check: CheckSettings) -> Iterator[Problem]:
         if limits.max_perplexity_ratio is not None and check.perplexity is None:
             text = "no perplexity is measured without check.perplexity.text; give a text, or remove the limit"
             yield Problem(("check", name, "max_perplexity_ratio"), text)
-        if check.prompts or check.long_prompt is not None or check.to_the_end:
+        if _has_prompts(check):
             continue
         for limit in ("min_equal_prompts", "max_margin", "max_logit_difference", "max_mean_kl"):
             if getattr(limits, limit) is not None:
                 yield Problem(
                     ("check", name, limit), "there is no prompt to compare; give check.prompts, or remove the limit"
                 )
+
+
+def _has_prompts(check: CheckSettings) -> bool:
+    return bool(check.prompts or check.audio or check.long_prompt is not None or check.to_the_end)
 
 
 def _rounding(settings: BuildSettings) -> Iterator[Problem]:
@@ -192,7 +196,7 @@ def _rounding(settings: BuildSettings) -> Iterator[Problem]:
             f"without a linear scheme that quantizes activations ({schemes}) no rounding is measured; remove the limit"
         )
         yield Problem(keys, text)
-    elif not (check.prompts or check.long_prompt is not None or check.to_the_end):
+    elif not _has_prompts(check):
         yield Problem(keys, "there is no prompt to compare; give check.prompts, or remove the limit")
 
 

@@ -17,7 +17,7 @@ from runners.errors import UserError
 
 EXTENDS = "extends"
 SOURCE: Keys = ("model", "source")
-IMAGES: Keys = ("check", "images")
+FILES: tuple[Keys, ...] = (("check", "images"), ("check", "audio"))
 TEXTS: tuple[Keys, ...] = (("check", "perplexity", "text"), ("quantize", "calibration", "text"))
 
 
@@ -138,11 +138,12 @@ def _resolve_paths(document: Document) -> None:
         if isinstance(text, str):
             path = document.origin(keys).folder / Path(text).expanduser()
             _section(document.value, keys)["text"] = os.path.normpath(path)
-    images = _get(document.value, IMAGES)
-    if isinstance(images, list):
-        folder = document.origin(IMAGES).folder
-        resolved_images = [os.path.normpath(folder / Path(x).expanduser()) if isinstance(x, str) else x for x in images]
-        _section(document.value, IMAGES)["images"] = resolved_images
+    for keys in FILES:
+        paths = _get(document.value, keys)
+        if isinstance(paths, list):
+            folder = document.origin(keys).folder
+            found = [os.path.normpath(folder / Path(x).expanduser()) if isinstance(x, str) else x for x in paths]
+            _section(document.value, keys)[str(keys[-1])] = found
 
 
 def local_path(source: str, folder: Path) -> str:

@@ -10,8 +10,8 @@ calls, so that a caller can free one model before it loads the other::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -30,6 +30,7 @@ class Prompt:
     text: str
     ids: torch.Tensor  # int64 [n]
     to_eos: bool = True  # its steps end with the first end-of-sequence token; what follows one is no text of anyone's
+    encoder: Mapping[str, torch.Tensor] = field(default_factory=dict)  # inputs of ``encode``, where the model has one
 
 
 @dataclass(frozen=True)
@@ -200,12 +201,13 @@ def rounding_of(
         prompts: As recorded.
         recordings: With their logits.
     """
-    return tuple(_rounding(precise, *pair) for pair in zip(prompts, recordings, strict=True))
+    pairs = zip(prompts, recordings, strict=True)
+    return tuple(rounding(forced_logits(precise, p.ids, r.reference.tokens), r) for p, r in pairs)
 
 
-def _rounding(precise: PreTrainedModel, prompt: Prompt, recording: Recording) -> Rounding:
+def rounding(logits: torch.Tensor, recording: Recording) -> Rounding:
+    """The same of one prompt, from the float64 model's logits ``[N, V]``."""
     reference = recording.reference
-    logits = forced_logits(precise, prompt.ids, reference.tokens)
     whole = compare(logits, reference, recording.logits)
     return Rounding(recorded=_figures(compare(logits, reference)), whole=_figures(whole))
 
@@ -244,6 +246,7 @@ def _golden_prompt(
         quantized=quantized.reference,
         unquantized=unquantized.reference,
         rounding=rounding,
+        encoder=prompt.encoder,
     )
 
 

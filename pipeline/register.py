@@ -9,7 +9,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from pipeline.artifacts import Quantized, Registered
 from pipeline.attention import Attention, choose_attention, observed_attention
-from pipeline.caches import CachePytree, DeviceCache, LayerShape, device_cache, entry_of
+from pipeline.caches import (
+    CachePytree,
+    DeviceCache,
+    DeviceEncoderDecoderCache,
+    LayerShape,
+    device_cache,
+    entry_of,
+)
+from pipeline.caches.cross import part_of
 from pipeline.caches.own_states import state_keeping
 from pipeline.config import CacheSettings, ExportSettings
 from runners.errors import UserError
@@ -89,7 +97,7 @@ def cache_argument(model: PreTrainedModel) -> str:
     return name
 
 
-def cache_tensors(entry: CachePytree, cache: DeviceCache) -> list[CacheTensor]:
+def cache_tensors(entry: CachePytree, cache: DeviceCache | DeviceEncoderDecoderCache) -> list[CacheTensor]:
     """Return the cache's tensors as the manifest lists them; the position, which is an input, is not one of them."""
     return [
         CacheTensor(
@@ -109,7 +117,10 @@ def is_position(path: str) -> bool:
     return path.rpartition(".")[2] == "position"
 
 
-def _kind(path: str, cache: DeviceCache) -> CacheKind:
+def _kind(path: str, cache: DeviceCache | DeviceEncoderDecoderCache) -> CacheKind:
+    if isinstance(cache, DeviceEncoderDecoderCache):
+        part, _, rest = path.partition(".")
+        return "cross" if part_of(path) == "cross" else _kind(rest, getattr(cache, part))
     _, index, name = path.split(".", 2)
     if name.startswith("conv_states"):
         return "conv"

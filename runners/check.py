@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -40,6 +40,14 @@ class LogitSource(Protocol):
 
     def step(self, token: int) -> torch.Tensor:
         """Feed one token; return the logits after it, float [V]."""
+
+
+@runtime_checkable
+class Encoding(Protocol):
+    """What the program of an encoder-decoder model has besides."""
+
+    def encode(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Read an input, to which the tokens fed afterwards are an answer."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +134,16 @@ def repeats(source: LogitSource, goldens: Goldens) -> bool:
 
 
 def run_prompt(source: LogitSource, prompt: GoldenPrompt) -> torch.Tensor:
-    """The program's logits along the golden tokens of a prompt, float32 [N, V]."""
+    """The program's logits along the golden tokens of a prompt, float32 [N, V].
+
+    Raises:
+        UserError: the prompt has an input for an encoder, and the program has none.
+    """
     source.reset()
+    if prompt.encoder:
+        if not isinstance(source, Encoding):
+            raise UserError(f"prompt {prompt.name} has an input for an encoder ({', '.join(prompt.encoder)}).")
+        source.encode(prompt.encoder)
     rows = [source.prefill(prompt.prompt_ids.tolist()).float().clone()]
     rows += [source.step(int(token)).float().clone() for token in prompt.forced[:-1]]
     return torch.stack(rows)

@@ -22,11 +22,11 @@ from runners.check_report import (
     quantized_limits_from_config,
     write_report,
 )
+from runners.encoder_decoder import open_session
 from runners.errors import CheckFailedError, UserError
 from runners.files import require_writable
 from runners.goldens import Goldens, load
 from runners.package import Package, open_package
-from runners.session import Session
 
 EAGER_GROUP = "pteline.eager"
 _BROKEN_BY_A_TIE = ("min_equal_prompts", "max_margin", "max_kl_over_rounding")
@@ -158,12 +158,12 @@ def replay(
     """
     if goldens.cases:
         return _replay_cases(package, goldens, quantized, unquantized, threads, progress)
-    single = Session.open(package, threads=1)
+    single = open_session(package, threads=1)
     _require_room(goldens, single.max_length)
     progress("the first prompt before and after another one")
     repeatable = repeats(single, goldens)
     del single  # the size of the thread pool is fixed while a program is loaded
-    session = Session.open(package, threads)
+    session = open_session(package, threads)
     return check(session, goldens, quantized, unquantized, full, progress, repeatable=repeatable)
 
 

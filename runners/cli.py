@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TRACEBACK_VARIABLE = "PTELINE_TRACEBACK"
 WITHOUT_CACHE = ("fill-mask", "embedding", "image-classification")  # as ``runners.caller.TASKS``, which loads slowly
+WITH_ENCODER = ("speech-to-text", "text2text")  # as ``runners.encoder_decoder.TASKS``
 EAGER_STEPS = 32  # greedy tokens a prompt of --eager
 
 app = typer.Typer(
@@ -105,6 +106,7 @@ def run(
     ] = False,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Hold a conversation.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after an answer.")] = False,
+    audio: Annotated[Path | None, typer.Option(help="A WAV file, for a package that transcribes recordings.")] = None,
     image: Annotated[
         Path | None, typer.Option(help="A PNG or JPEG file, for a package that classifies images.")
     ] = None,
@@ -130,6 +132,11 @@ def run(
         return
     _refuse_given(context, opened, {"image", "json"})
     _require_effect(sampling)
+    if opened.manifest.model.task in WITH_ENCODER:
+        _refuse_given(context, opened, {"system", "raw", "interactive"})
+        _answer(opened, prompt, audio, threads, sampling, max_new_tokens, stats=stats)
+        return
+    _refuse_given(context, opened, {"audio"})
     template = None if raw else open_template(opened)
     _require_usable(opened, prompt, template, system=system, raw=raw, interactive=interactive)
     text = None if prompt is None else _prompt_text(prompt)
@@ -223,6 +230,23 @@ def _encoded(package: Package, prompt: str | None, image: Path | None, threads: 
     from runners.encode import command
 
     return command(package, None if prompt is None else _prompt_text(prompt), image, threads, as_json=json)
+
+
+def _answer(
+    package: Package,
+    prompt: str | None,
+    audio: Path | None,
+    threads: int | None,
+    sampling: Sampling,
+    max_new_tokens: int,
+    *,
+    stats: bool,
+) -> None:
+    from runners.answers import Writing, command
+    from runners.sampling import Sampler
+
+    writing = Writing(Sampler(sampling), max_new_tokens, _write, Console(stderr=True), stats)
+    command(package, None if prompt is None else _prompt_text(prompt), audio, threads, writing)
 
 
 def _refuse_given(context: typer.Context, package: Package, names: set[str]) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from time import perf_counter
+from typing import Protocol
 
 import torch
 
-from runners.session import ContextEndError, Session
+from runners.session import ContextEndError
 
 
 class Finish(Enum):
@@ -33,8 +34,22 @@ class Answer:
     steps: int  # tokens fed one by one during ``decode_seconds``
 
 
+class Decoder(Protocol):
+    """What tokens are fed to: a session, of whichever kind of model."""
+
+    @property
+    def position(self) -> int:
+        """Tokens in the cache."""
+
+    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append tokens; float32 [V]: logits after the last one."""
+
+    def step(self, token: int) -> torch.Tensor:
+        """Append one token; the same."""
+
+
 def generate(
-    session: Session,
+    session: Decoder,
     prompt: Sequence[int],
     choose: Callable[[torch.Tensor], int],
     *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from runners.cases import INPUTS, ROWS, CaseHeader, GoldenCase, header_of, tenso
 from runners.errors import UserError
 
 TOP = 64
+ENCODER = "encoder"
 FORMAT = "pteline-goldens-2"
 
 
@@ -75,6 +76,7 @@ class GoldenPrompt:
     quantized: Reference  # eager execution of the package's weights
     unquantized: Reference  # eager execution of the source's weights, teacher-forced on ``forced``
     rounding: Rounding | None = None  # None: the model quantizes no activation
+    encoder: Mapping[str, torch.Tensor] = field(default_factory=dict)  # inputs of ``encode``, where the program has one
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class _PromptHeader:
     name: str
     text: str
     rounding: Rounding | None
+    encoder: tuple[str, ...] = ()  # names of the inputs of ``encode``
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def save(goldens: Goldens, path: Path) -> None:
     for names in ([prompt.name for prompt in goldens.prompts], [case.name for case in goldens.cases]):
         if len(set(names)) != len(names) or any("/" in name for name in names):
             raise ValueError(f"golden prompts and cases need distinct names without a slash, got {names}")
-    tensors = {f"{p.name}/{field}": value for p in goldens.prompts for field, value in _prompt_tensors(p).items()}
+    tensors = {f"{p.name}/{part}": value for p in goldens.prompts for part, value in _prompt_tensors(p).items()}
     if goldens.text is not None:
         tensors["text/ids"] = goldens.text.ids
     tensors |= {name: tensor for case in goldens.cases for name, tensor in tensors_of(case)}
@@ -173,7 +176,9 @@ def load(path: Path) -> Goldens:
 
 
 def _header(goldens: Goldens) -> _Header:
-    prompts = tuple(_PromptHeader(prompt.name, prompt.text, prompt.rounding) for prompt in goldens.prompts)
+    prompts = tuple(
+        _PromptHeader(prompt.name, prompt.text, prompt.rounding, tuple(prompt.encoder)) for prompt in goldens.prompts
+    )
     text = goldens.text
     figures = _TextHeader(text.window, text.quantized_nll, text.unquantized_nll) if text is not None else None
     return _Header(FORMAT, prompts, figures, tuple(map(header_of, goldens.cases)))
@@ -181,8 +186,9 @@ def _header(goldens: Goldens) -> _Header:
 
 def _prompt_tensors(prompt: GoldenPrompt) -> dict[str, torch.Tensor]:
     tensors = {"prompt_ids": prompt.prompt_ids, "forced": prompt.forced}
+    tensors |= {f"{ENCODER}/{name}": tensor for name, tensor in prompt.encoder.items()}
     for name, reference in (("quantized", prompt.quantized), ("unquantized", prompt.unquantized)):
-        tensors |= {f"{name}/{field.name}": getattr(reference, field.name) for field in fields(reference)}
+        tensors |= {f"{name}/{part.name}": getattr(reference, part.name) for part in fields(reference)}
     return tensors
 
 
@@ -208,6 +214,7 @@ def _read_prompt(path: Path, tensors: Mapping[str, torch.Tensor], header: _Promp
         quantized=_read_reference(path, tensors, f"{header.name}/quantized", forced.shape[0]),
         unquantized=_read_reference(path, tensors, f"{header.name}/unquantized", forced.shape[0]),
         rounding=header.rounding,
+        encoder={name: _any_tensor(path, tensors, f"{header.name}/{ENCODER}/{name}") for name in header.encoder},
     )
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import JsonValue, ValidationError
 
 from runners.errors import UserError
-from runners.preprocessing import ImagePreprocessing, Pooling
+from runners.preprocessing import AudioPreprocessing, ImagePreprocessing, Pooling
 from runners.strict import Strict
 
 SCHEMA_VERSION = 1
@@ -82,7 +82,7 @@ class Cache(Strict):
     tensors: list[CacheTensor]
 
 
-TaskName = Literal["text-generation", "fill-mask", "embedding", "image-classification"]
+TaskName = Literal["text-generation", "fill-mask", "embedding", "image-classification", "speech-to-text", "text2text"]
 
 
 class ModelIdentity(Strict):
@@ -108,6 +108,14 @@ class Tokenizer(Strict):
     eos_ids: list[int]
     adds_bos: bool
     special_tokens: dict[str, str]  # for the chat template: "bos_token" -> "<s>"
+
+
+class Decoding(Strict):
+    """How an answer of an encoder-decoder model begins, and what it never holds. Token ids."""
+
+    prompt: list[int]  # given to the decoder first: the start token, and what the model is made to begin with
+    suppressed: list[int]  # never written
+    suppressed_first: list[int]  # not written as an answer's first token
 
 
 class StageFigure(Strict):
@@ -146,6 +154,8 @@ class Manifest(Strict):
     constant_methods: dict[str, int | bool | list[int]]
     cache: Cache | None
     tokenizer: Tokenizer | None
+    decoding: Decoding | None = None  # None: the model has no encoder and decoder
+    audio: AudioPreprocessing | None = None  # None: the model takes no recording
     image: ImagePreprocessing | None = None  # None: the model takes no image
     pooling: Pooling | None = None  # None: its outputs are no hidden states to make one vector of
     labels: list[str] | None = None  # of each logit of a classifier

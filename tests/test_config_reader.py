@@ -96,7 +96,8 @@ def test_anchors_and_merge_keys(tmp_path):
 
 def test_resolved_is_complete_json(tmp_path):
     plain = resolved(read(write(tmp_path, a=MINIMAL)))
-    assert plain["cache"] == {"max_length": 2048, "placement": "buffer"}
+    defaults = {"max_length": 2048, "batch_size": 1, "max_encoder_length": None, "placement": "buffer"}
+    assert plain["cache"] == defaults
     assert plain["export"]["methods"] == ["forward"]
 
 

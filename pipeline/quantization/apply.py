@@ -86,10 +86,10 @@ def _importance(
     layers = {name: module for target in searched for name, module in target.modules.items()}
     if not layers:
         return {}
-    if model.main_input_name != "input_ids":
+    if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
         raise UserError(
-            f"quantize.scales: imatrix runs tokens through the model, and {type(model).__name__} takes none; set it to "
-            "minmax or hqq."
+            f"quantize.scales: imatrix runs tokens through the model, and {type(model).__name__} takes none, or more "
+            "than those; set it to minmax or hqq."
         )
     ids = calibration if calibration is not None else random_ids(model.get_input_embeddings().num_embeddings)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _WINDOW

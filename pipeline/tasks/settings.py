@@ -18,19 +18,26 @@ def _limits(*names: str) -> set[str]:
 
 
 DECODER = frozenset(
-    {f"cache.{name}" for name in CacheSettings.model_fields}
+    {f"cache.{name}" for name in CacheSettings.model_fields if name != "max_encoder_length"}
     | {"export.methods", "export.max_draft_tokens", "export.max_prefill_length", "export.logits"}
     | {"check.chat", "check.long_prompt", "check.steps", "check.perplexity"}
     | _PROMPTS
     | _limits("min_equal_prompts", "max_margin", "max_logit_difference", "max_mean_kl", "max_perplexity_ratio")
     | {"check.quantized.max_kl_over_rounding", "quantize.lm_head"}
 )
+_ENCODER_DECODER = (
+    frozenset({"cache.max_length", "cache.max_encoder_length", "export.max_prefill_length", "export.logits"})
+    | {"check.steps", "check.quantized.max_kl_over_rounding", "quantize.lm_head"}
+    | _limits("min_equal_prompts", "max_margin", "max_logit_difference", "max_mean_kl")
+)
+SPEECH_TO_TEXT = _ENCODER_DECODER | {"check.audio", "quantize.embedding"}
+TEXT2TEXT = _ENCODER_DECODER | {"check.prompts"}
 TEXT_ENCODER = frozenset({"export.max_length", "check.token_ids"} | _PROMPTS | _limits("max_output_difference"))
 EMBEDDING = TEXT_ENCODER | _limits("min_cosine")
 FILL_MASK = TEXT_ENCODER | _limits("min_equal_top1", "min_equal_top5") | {"quantize.lm_head"}
 IMAGE = frozenset({"check.images"} | _limits("max_output_difference", "min_equal_top1", "min_equal_top5"))
 
-_ALL = DECODER | EMBEDDING | FILL_MASK | IMAGE
+_ALL = DECODER | SPEECH_TO_TEXT | TEXT2TEXT | EMBEDDING | FILL_MASK | IMAGE
 
 
 def refuse_idle(settings: BuildSettings, task: TaskName, used: Collection[str]) -> None:
