@@ -107,8 +107,11 @@ class QuantizeSettings(Section):
 class ExportSettings(Section):
     """Which methods the program has, and how attention is written."""
 
-    methods: tuple[Literal["forward", "decode"], ...] = ("forward",)
-    """forward: any number of tokens a call; decode: one token a call, beside forward."""
+    methods: tuple[Literal["forward", "decode", "verify"], ...] = ("forward",)
+    """forward: any number of tokens a call; decode: one token a call, beside forward; verify: a few tokens a call with
+    the logits of each, for pteline run --speculate."""
+    max_draft_tokens: PositiveInt = 8
+    """Guessed tokens that one call of verify judges at most; a call takes one token more."""
     attention: Literal["auto", "custom", "portable"] = "auto"
     """custom: ExecuTorch's llama operators; portable: no operator beyond the core set; auto: custom where it fits."""
     max_prefill_length: PositiveInt | None = None

@@ -150,7 +150,7 @@ def _verify(export: ExportSettings, cache: CacheSettings) -> Iterator[Problem]:
             yield Problem(("export", "max_draft_tokens"), text)
         return
     if cache.batch_size > 1:
-        text = f"verify works on one sequence, and cache.batch_size is {cache.batch_size}; leave verify out, or set it to 1"
+        text = f"verify takes one sequence, and cache.batch_size is {cache.batch_size}; set it to 1, or leave it out"
         yield Problem(("export", "methods"), text)
     if export.max_draft_tokens >= cache.max_length:
         text = (

@@ -1,4 +1,5 @@
-"""Decoder language models: ``forward`` (any number of tokens) and ``decode`` (one), sharing weights and cache.
+"""Decoder language models: ``forward`` (any number of tokens), ``decode`` (one) and ``verify`` (a few, with the logits
+of each), sharing weights and cache.
 
 S tokens of a call, L cache length, V vocabulary. Contract: ``(tokens int64 [1, S], position int64 [1]) -> logits
 float32 [1, S or 1, V]``; it is that of ExecuTorch's own LLM runner, whose tables are in docs/contract.md. A batch of B
@@ -36,8 +37,8 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
     """Return how each method of ``settings.methods`` is traced.
 
     Raises:
-        UserError: the model's forward takes no cache, cannot leave out logits, or has a window that is shorter than
-            ``export.max_prefill_length``.
+        UserError: the model's forward takes no cache, cannot leave out logits, has a window that is shorter than
+            ``export.max_prefill_length``, or a cache that cannot take back what ``verify`` wrote.
     """
     parameters = inspect.signature(registered.model.forward).parameters
     cache_name = cache_argument(registered.model)
@@ -47,8 +48,22 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
             "all."
         )
     longest = longest_call(registered, settings)
-    lengths = {"forward": (min(_EXAMPLE_TOKENS, longest), longest), "decode": (1, 1)}
-    return [_method(name, *lengths[name], registered, settings, cache_name) for name in settings.methods]
+    if "verify" in settings.methods:
+        _require_full_cache(registered)
+    lengths = {"forward": longest, "decode": 1, "verify": settings.max_draft_tokens + 1}
+    return [_method(name, lengths[name], registered, settings, cache_name) for name in settings.methods]
+
+
+def _require_full_cache(registered: Registered) -> None:
+    """Tokens that turn out wrong are taken back, and only where each has an entry of its own can they be."""
+    assert registered.layout is not None
+    strange = next((tensor for tensor in registered.layout.tensors if tensor.kind != "full"), None)
+    if strange is not None:
+        what = "a sliding window" if strange.kind == "sliding" else "a recurrent state"
+        raise UserError(
+            f"export.methods: verify takes back tokens that were guessed wrong, and {type(registered.model).__name__} "
+            f"has layers with {what} ({strange.path}), which cannot go back; leave verify out."
+        )
 
 
 def longest_call(registered: Registered, settings: ExportSettings) -> int:
@@ -68,11 +83,10 @@ def longest_call(registered: Registered, settings: ExportSettings) -> int:
     return settings.max_prefill_length or limit
 
 
-def _method(
-    name: str, example: int, longest: int, registered: Registered, settings: ExportSettings, cache_name: str
-) -> MethodPlan:
+def _method(name: str, longest: int, registered: Registered, settings: ExportSettings, cache_name: str) -> MethodPlan:
     assert isinstance(registered.cache, DeviceCache) and registered.entry is not None
-    keep = {"logits_to_keep": 1} if settings.logits == "last" else {}
+    example = min(_EXAMPLE_TOKENS, longest)
+    keep = {"logits_to_keep": 1} if settings.logits == "last" and name != "verify" else {}
     dynamic = {1: Dim("tokens", min=1, max=longest)} if longest > 1 else None
     leaves: list[DynamicAxes | None] = [None] * len(registered.entry.named_leaves(registered.cache))
     rows = registered.cache.rows
