@@ -7,7 +7,7 @@ PACKAGE := dist/smollm2_135m_8da4w
 QUESTION := What is the capital of France?
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test bench lint format clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +28,13 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not real"
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m real
+
+# On a machine that does nothing else. BENCH holds more options: make bench BENCH="--slow --rounds 30"
+bench: setup dist/smollm2_135m_8da4w/manifest.json dist/smollm2_135m_8da8w/manifest.json
+	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(BENCH)
+
+dist/%/manifest.json: | setup
+	$(BIN)/pteline build configs/$*.yaml
 
 lint: setup
 	$(BIN)/ruff check .

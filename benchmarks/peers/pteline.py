@@ -1,0 +1,63 @@
+"""This project's packages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import weights
+from benchmarks.commands import python
+from benchmarks.errors import PeerError
+from benchmarks.peer import Ready, Workspace
+from benchmarks.records import BuildCost
+from runners.errors import UserError
+from runners.manifest import Manifest, StageFigure
+from runners.package import open_package
+
+
+@dataclass(frozen=True)
+class Pteline:
+    """One package, which the run does not build."""
+
+    path: Path
+    long_positions: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The directory's name, which is the package's."""
+        return self.path.resolve().name
+
+    @property
+    def positions(self) -> tuple[int, ...] | None:
+        """Those of the run; of a package with a long cache, its own."""
+        return self.long_positions
+
+    def prepare(self, workspace: Workspace) -> Ready:
+        """Read the manifest."""
+        try:
+            package = open_package(self.path)
+        except UserError as error:
+            raise PeerError(str(error)) from error
+        manifest = package.manifest
+        if manifest.cache is None:
+            raise PeerError(f"{self.path}: the package has no cache: it decodes no text")
+        held = weights.of_pte(package.program_path, _describe(manifest))
+        each = manifest.cache.bytes // manifest.cache.max_length
+        command = python("benchmarks.engines.pteline")
+        return Ready(command, str(self.path.resolve()), held, each, _build(manifest.timings))
+
+
+def _describe(manifest: Manifest) -> str:
+    return ", ".join(f"{name} {scheme}" for name, scheme in manifest.quantization.items()) or "32 bits a weight"
+
+
+def _build(timings: dict[str, StageFigure]) -> BuildCost:
+    stages = timings.values()
+    kept = [name for name, figure in timings.items() if figure.cached]
+    note = f"of it from the stage cache, at the cost of fetching: {', '.join(kept)}" if kept else ""
+    return BuildCost(
+        seconds=sum(figure.seconds for figure in stages),
+        cpu_seconds=sum(figure.cpu_seconds for figure in stages),
+        peak_bytes=max(figure.peak_bytes for figure in stages),
+        note=note,
+    )
