@@ -60,10 +60,11 @@ def _table(title: str) -> Table:
 def _model(manifest: Manifest) -> dict[str, str]:
     model = manifest.model
     weights = "random" if model.random_weights else f"{model.parameters:,} parameters"
+    vocabulary = f", vocabulary {model.vocabulary_size:,}" if model.vocabulary_size is not None else ""
     return {
         "source": model.source if model.revision is None else f"{model.source} at {model.revision}",
         "digest": model.digest,
-        "architecture": f"{model.architecture}, {model.task}, {weights}, vocabulary {model.vocabulary_size:,}",
+        "architecture": f"{model.architecture}, {model.task}, {weights}{vocabulary}",
         "licence": model.licence or "unknown",
         "built by": manifest.created_by,
         **{f"quantization of {name}": value for name, value in manifest.quantization.items()},
