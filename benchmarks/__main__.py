@@ -30,6 +30,7 @@ from runners.errors import UserError
 from runners.machine import Machine, describe, physical_cores
 
 _TEXT = CONFIG.parent / "texts" / "austen.txt"
+_WIDTH = 140  # of the tables where the output is no terminal
 _PACKAGES = [Path("dist/smollm2_135m_8da4w"), Path("dist/smollm2_135m_8da8w")]
 
 
@@ -73,7 +74,7 @@ def main(
     text = windows_of(tokenizer.encode(_TEXT.read_text(encoding="utf-8")).ids, perplexity, window)
     measured = run(chosen, Plan(work, tuple(at), text), workspace, lambda: in_a_process(workspace.threads))
     report = _report(measured, machine, workspace.threads, [each.name for each in own(package, long, ())], window, text)
-    show(report, Console())
+    show(report, Console(width=None if sys.stdout.isatty() else _WIDTH))
     json.parent.mkdir(parents=True, exist_ok=True)
     json.write_text(report.model_dump_json(indent=2) + "\n")
     if write is not None:

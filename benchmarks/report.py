@@ -51,6 +51,7 @@ def grids(report: Report) -> list[Grid]:
         _models(report),
         _memory(report),
         _builds(report),
+        _versions(report),
     ]
 
 
@@ -174,12 +175,16 @@ def _models(report: Report) -> Grid:
             f"{peer.step_bytes / 1e6:.0f} MB",
             f"{peer.cache_bytes / 1e3:.1f} kB",
             _NONE if peer.perplexity is None else f"{peer.perplexity:.2f}",
-            ", ".join(f"{name} {version}" for name, version in peer.versions.items()),
         )
         for peer in report.peers
     )
-    perplexity = f"perplexity of {report.perplexity_tokens} tokens in windows of {report.perplexity_window}"
-    return Grid("models", ("", "weights", "read a token", "cache a position", perplexity, "versions"), rows)
+    perplexity = f"perplexity ({report.perplexity_tokens} tokens by {report.perplexity_window})"
+    return Grid("models", ("", "weights", "read a token", "cache a position", perplexity), rows)
+
+
+def _versions(report: Report) -> Grid:
+    rows = tuple((peer.name, ", ".join(map(" ".join, peer.versions.items()))) for peer in report.peers)
+    return Grid("versions", ("", "installed"), rows)
 
 
 def _memory(report: Report) -> Grid:

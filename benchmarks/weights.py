@@ -62,12 +62,6 @@ def cache_bytes(folder: Path, item_bytes: int) -> int:
     return int(2 * config["num_hidden_layers"] * heads * width * item_bytes)
 
 
-def table_bytes(folder: Path, item_bytes: int) -> int:
-    """Bytes of the embedding table, from ``config.json``."""
-    config = json.loads((folder / "config.json").read_text())
-    return int(config["vocab_size"] * config["hidden_size"] * item_bytes)
-
-
 def _embedding_bytes(path: Path) -> int:
     """Bytes of the constant tables that embedding operators look rows up in, each counted once."""
     # Imported here: it takes seconds.

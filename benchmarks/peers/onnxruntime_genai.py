@@ -51,8 +51,7 @@ class OnnxRuntimeGenai:
 
         folder, cost = made(workspace, self.name.replace(" ", "_"), command)
         size = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
-        table = weights.table_bytes(source, 4)
-        held = weights.Weights("int4 in blocks of 32, embeddings 32 bits", size - table, size)
+        held = weights.Weights("int4 in blocks of 32, output layer and embeddings one table", size, size)
         each = weights.cache_bytes(source, 4)
         return Ready(
             python("benchmarks.engines.onnxruntime_genai", interpreter=interpreter), str(folder), held, each, cost

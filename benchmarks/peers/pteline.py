@@ -14,6 +14,8 @@ from runners.errors import UserError
 from runners.manifest import Manifest, StageFigure
 from runners.package import open_package
 
+_SETTING = "quantize."  # begins what the manifest says of a class of weights
+
 
 @dataclass(frozen=True)
 class Pteline:
@@ -48,13 +50,20 @@ class Pteline:
 
 
 def _describe(manifest: Manifest) -> str:
-    return ", ".join(f"{name} {scheme}" for name, scheme in manifest.quantization.items()) or "32 bits a weight"
+    """The schemes of the classes of weights: ``linear 8da4w, group 32; lm_head 8da8w``."""
+    found = {name: entry.split(", ") for name, entry in manifest.quantization.items() if name.startswith(_SETTING)}
+    schemes = {
+        name.removeprefix(_SETTING): [part for part in parts if part == parts[0] or part.startswith("group")]
+        for name, parts in found.items()
+    }
+    return "; ".join(f"{name} {', '.join(parts)}" for name, parts in schemes.items()) or "32 bits a weight"
 
 
 def _build(timings: dict[str, StageFigure]) -> BuildCost:
     stages = timings.values()
     kept = [name for name, figure in timings.items() if figure.cached]
-    note = f"of it from the stage cache, at the cost of fetching: {', '.join(kept)}" if kept else ""
+    fetched = f"; only fetched from the stage cache: {', '.join(kept)}" if kept else ""
+    note = f"every stage, the check too{fetched}"
     return BuildCost(
         seconds=sum(figure.seconds for figure in stages),
         cpu_seconds=sum(figure.cpu_seconds for figure in stages),
