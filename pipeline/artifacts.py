@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from pipeline.attention import Attention
 from pipeline.caches import CachePytree
-from runners.manifest import Cache, Decoding, Manifest, Method, ModelIdentity, TensorSpec, Tokenizer
+from runners.manifest import Cache, Decoding, ImagePrompt, Manifest, Method, ModelIdentity, TensorSpec, Tokenizer
 from runners.preprocessing import AudioPreprocessing, ImagePreprocessing, Pooling
 from runners.strict import Strict
 
@@ -35,6 +35,7 @@ class Extras:
     decoding: Decoding | None = None
     audio: AudioPreprocessing | None = None
     image: ImagePreprocessing | None = None
+    image_prompt: ImagePrompt | None = None
     pooling: Pooling | None = None
     labels: list[str] | None = None  # of each logit
 

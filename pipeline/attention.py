@@ -13,7 +13,12 @@ from typing import Literal, TypeAlias
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, eager_mask
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+)
 
 from runners.errors import UserError
 
@@ -152,6 +157,16 @@ def _additive_mask(
     return torch.where(seen, 0.0, torch.finfo(torch.float32).min)
 
 
+def _no_mask(*, mask_function: MaskFunction = causal_mask_function, **kwargs: object) -> None:
+    """The mask of ``whole``: none. What pads an image's patches is not looked at: a program's images have none.
+
+    Raises:
+        UserError: the model lets a position see some others only.
+    """
+    if mask_function is not bidirectional_mask_function:
+        raise UserError("model: its encoder masks positions from each other, and here each sees all others.")
+
+
 def _refuse(kwargs: dict[str, object], lacks: dict[str, str], name: str) -> None:
     for keyword, what in lacks.items():
         if kwargs.get(keyword) is not None:
@@ -161,6 +176,7 @@ def _refuse(kwargs: dict[str, object], lacks: dict[str, str], name: str) -> None
 _FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
     "custom": (custom, _position_or_mask),
     "portable": (portable, _additive_mask),
+    "whole": (portable, _no_mask),  # of an encoder that has no cache: each position sees all others
 }
 
 for _name, (_attention, _mask) in _FUNCTIONS.items():

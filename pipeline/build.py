@@ -231,6 +231,7 @@ def _manifest(settings: BuildSettings, loaded: Loaded, tokenizer: LoadedTokenize
         decoding=loaded.extras.decoding,
         audio=loaded.extras.audio,
         image=loaded.extras.image,
+        image_prompt=loaded.extras.image_prompt,
         pooling=loaded.extras.pooling,
         labels=loaded.extras.labels,
         backends=facts.backends,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodType
 
 import torch
 from torch.export import ExportedProgram
+from transformers import PreTrainedModel
 
 from pipeline.artifacts import Exported, ProgramFacts, Registered
 from pipeline.attention import attention_of
@@ -14,13 +17,15 @@ from pipeline.caches.own_states import state_keeping
 from pipeline.experts import exportable_experts
 from pipeline.one_graph import one_graph
 from pipeline.passes.drop_assertions import drop_assertions
+from pipeline.passes.fold_constants import fold_constants
 from pipeline.passes.last_logits import last_logits
 from pipeline.passes.lift_cache import CacheLeaf, LeafUse, lift_cache
 from pipeline.passes.one_input import one_input
 from pipeline.positions import given_positions
 from pipeline.register import is_position
 from pipeline.signature import signature_of
-from pipeline.tasks.plan import MethodPlan
+from pipeline.tasks.plan import Forward, MethodPlan
+from runners.manifest import Cache
 
 
 def export(registered: Registered, plans: list[MethodPlan], notes: dict[str, str]) -> Exported:
@@ -35,15 +40,20 @@ def export(registered: Registered, plans: list[MethodPlan], notes: dict[str, str
         UserError: the model does not use the cache it is given.
     """
     model = registered.model
-    with _scope(registered), attention_of(model, registered.attention), exportable_experts(model):
+    with _scope(registered), exportable_experts(model):
         programs = {plan.name: _trace(plan, registered) for plan in plans}
-    signatures = {plan.name: signature_of(programs[plan.name], _names(plan), registered.layout) for plan in plans}
+    signatures = {p.name: signature_of(programs[p.name], _names(p), _layout(p, registered)) for p in plans}
     return Exported(programs, ProgramFacts(signatures=signatures, cache=registered.layout, quantization=notes))
 
 
 def _names(plan: MethodPlan) -> list[str]:
     """The names of the outputs in the program."""
     return [plan.output_names.get(output, output) for output in plan.outputs]
+
+
+def _layout(plan: MethodPlan, registered: Registered) -> Cache | None:
+    """The cache as this method has it."""
+    return registered.layout if plan.cache is not None else None
 
 
 def _scope(registered: Registered) -> AbstractContextManager[None]:
@@ -53,7 +63,9 @@ def _scope(registered: Registered) -> AbstractContextManager[None]:
 def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
     model = registered.model
     keeping = state_keeping(model).scope(model, plan.cache) if plan.cache is not None else nullcontext()
-    with torch.no_grad(), given_positions(model, plan.cache), keeping, one_graph(model):
+    attending = attention_of(model, plan.attention or registered.attention)
+    told = given_positions(model, plan.cache)
+    with torch.no_grad(), attending, told, keeping, one_graph(model), _traced(model, plan.forward):
         program = torch.export.export(
             model.get_submodule(plan.module),
             (),
@@ -67,7 +79,22 @@ def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
     placement = registered.layout.placement if registered.layout is not None else "io"
     dropped = (*plan.same_as, *plan.dropped)
     program = lift_cache(program, _leaves(plan, registered), placement, plan.outputs, plan.input_names, dropped)
+    if plan.folds_constants:
+        fold_constants(program)
     return last_logits(program) if plan.last_logits else program
+
+
+@contextmanager
+def _traced(model: PreTrainedModel, forward: Forward | None) -> Iterator[None]:
+    """Inside the scope ``forward`` is the model's; None leaves it its own."""
+    if forward is None:
+        yield
+        return
+    model.forward = MethodType(forward, model)
+    try:
+        yield
+    finally:
+        del model.forward  # what hid that of its class
 
 
 def _leaves(plan: MethodPlan, registered: Registered) -> list[CacheLeaf]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -20,6 +21,8 @@ from runners.check import FullLogits, compare
 from runners.check_report import Comparison
 from runners.goldens import GoldenPrompt, Goldens, GoldenText, Reference, Rounding, RoundingFigures, summarise
 from runners.metrics import negative_log_likelihood, windows
+
+NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Prompt:
     ids: torch.Tensor  # int64 [n]
     to_eos: bool = True  # its steps end with the first end-of-sequence token; what follows one is no text of anyone's
     encoder: Mapping[str, torch.Tensor] = field(default_factory=dict)  # inputs of ``encode``, where the model has one
+    arguments: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the forward, beside the prompt's tokens
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,11 @@ def record(
     ends = [frozenset(eos_ids) if prompt.to_eos else frozenset() for prompt in prompts]
     if drafts is None:
         rows = zip(prompts, ends, strict=True)
-        return tuple(_recording(greedy_logits(model, p.ids, steps, end), keep_logits) for p, end in rows)
+        return tuple(_recording(greedy_logits(model, p.ids, steps, end, p.arguments), keep_logits) for p, end in rows)
     guesses = zip(prompts, [_extended(draft, steps) for draft in drafts], ends, strict=True)
-    return tuple(_recording(greedy_from_draft(model, p.ids, guess, end), keep_logits) for p, guess, end in guesses)
+    return tuple(
+        _recording(greedy_from_draft(model, p.ids, guess, end, p.arguments), keep_logits) for p, guess, end in guesses
+    )
 
 
 def _extended(draft: torch.Tensor, steps: int) -> torch.Tensor:
@@ -92,7 +98,7 @@ def record_forced(
 ) -> tuple[Recording, ...]:
     """What a model says along given tokens, int64 [N] a prompt. Arguments as those of :func:`record`."""
     pairs = zip(prompts, forced, strict=True)
-    return tuple(_recording(forced_logits(model, p.ids, tokens), keep_logits) for p, tokens in pairs)
+    return tuple(_recording(forced_logits(model, p.ids, tokens, p.arguments), keep_logits) for p, tokens in pairs)
 
 
 def _recording(logits: torch.Tensor, keep_logits: bool) -> Recording:
@@ -105,7 +111,11 @@ def tokens_of(recordings: Sequence[Recording]) -> tuple[torch.Tensor, ...]:
 
 
 def greedy_logits(
-    model: PreTrainedModel, prompt_ids: torch.Tensor, steps: int, eos_ids: Collection[int] = frozenset()
+    model: PreTrainedModel,
+    prompt_ids: torch.Tensor,
+    steps: int,
+    eos_ids: Collection[int] = frozenset(),
+    arguments: Mapping[str, torch.Tensor] = NOTHING,
 ) -> torch.Tensor:
     """Logits of N greedy steps, float32 [N, V]: of the prompt's last position, then after each token but the last.
 
@@ -116,10 +126,11 @@ def greedy_logits(
         prompt_ids: int64 [n].
         steps: M, at least 1; N is M, or less where a token of ``eos_ids`` comes earlier.
         eos_ids: The first of them is the last token.
+        arguments: Of the forward, beside the prompt.
     """
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
-        rows = [_last_logits(model, prompt_ids, cache)]
+        rows = [_last_logits(model, prompt_ids, cache, arguments)]
         for _ in range(steps - 1):
             token = rows[-1].argmax(-1, keepdim=True)
             if int(token) in eos_ids:
@@ -128,16 +139,43 @@ def greedy_logits(
     return torch.stack(rows)
 
 
-def forced_logits(model: PreTrainedModel, prompt_ids: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
-    """The same logits along given tokens, int64 [N], by one ``forward`` without a cache: float32 [N, V]."""
+def forced_logits(
+    model: PreTrainedModel,
+    prompt_ids: torch.Tensor,
+    forced: torch.Tensor,
+    arguments: Mapping[str, torch.Tensor] = NOTHING,
+) -> torch.Tensor:
+    """The same logits along given tokens, int64 [N], by one ``forward`` without a cache: float32 [N, V].
+
+    With arguments by two calls: they belong to the prompt, and to no token that the model writes after it.
+    """
+    if arguments:
+        return _forced_after(model, prompt_ids, forced, arguments)
     ids = torch.cat([prompt_ids, forced[:-1]]).unsqueeze(0)
     with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=forced.shape[0]).logits
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=forced.shape[0])
+    logits: torch.Tensor = output.logits
     return logits[0].float()
 
 
+def _forced_after(
+    model: PreTrainedModel, prompt_ids: torch.Tensor, forced: torch.Tensor, arguments: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        first = _last_logits(model, prompt_ids, cache, arguments).unsqueeze(0)
+        if forced.shape[0] == 1:
+            return first
+        rest = model(input_ids=forced[:-1].unsqueeze(0), cache=cache, use_cache=True).logits[0]
+    return torch.cat([first, rest.float()])
+
+
 def greedy_from_draft(
-    model: PreTrainedModel, prompt_ids: torch.Tensor, draft: torch.Tensor, eos_ids: Collection[int] = frozenset()
+    model: PreTrainedModel,
+    prompt_ids: torch.Tensor,
+    draft: torch.Tensor,
+    eos_ids: Collection[int] = frozenset(),
+    arguments: Mapping[str, torch.Tensor] = NOTHING,
 ) -> torch.Tensor:
     """The logits of :func:`greedy_logits`, by correcting a draft, int64 [M], until the model would write it so.
 
@@ -146,7 +184,7 @@ def greedy_from_draft(
     all of them, and a right draft takes one. Step by step it takes N calls, each of which reads all weights. The last
     call has n + M - 1 tokens whatever the draft was, so that the draft does not even change the rounding.
     """
-    logits = forced_logits(model, prompt_ids, draft)
+    logits = forced_logits(model, prompt_ids, draft, arguments)
     for _ in range(draft.shape[0]):
         choices = logits.argmax(-1)
         fed = _length(choices, eos_ids) - 1  # the last token is never fed
@@ -154,7 +192,7 @@ def greedy_from_draft(
         if wrong.numel() == 0:
             break
         draft = torch.cat([draft[: int(wrong[0])], choices[int(wrong[0]) :]])
-        logits = forced_logits(model, prompt_ids, draft)
+        logits = forced_logits(model, prompt_ids, draft, arguments)
     return logits[: _length(logits.argmax(-1), eos_ids)]
 
 
@@ -163,9 +201,15 @@ def _length(tokens: torch.Tensor, eos_ids: Collection[int]) -> int:
     return next((place for place, token in enumerate(tokens.tolist(), 1) if token in eos_ids), tokens.shape[0])
 
 
-def _last_logits(model: PreTrainedModel, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+def _last_logits(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    cache: DynamicCache,
+    arguments: Mapping[str, torch.Tensor] = NOTHING,
+) -> torch.Tensor:
     """Feed int64 [n]; the logits of the last position, float32 [V]."""
-    logits: torch.Tensor = model(input_ids=ids.unsqueeze(0), cache=cache, use_cache=True, logits_to_keep=1).logits
+    output = model(input_ids=ids.unsqueeze(0), cache=cache, use_cache=True, logits_to_keep=1, **arguments)
+    logits: torch.Tensor = output.logits
     return logits[0, -1].float()
 
 
@@ -202,7 +246,7 @@ def rounding_of(
         recordings: With their logits.
     """
     pairs = zip(prompts, recordings, strict=True)
-    return tuple(rounding(forced_logits(precise, p.ids, r.reference.tokens), r) for p, r in pairs)
+    return tuple(rounding(forced_logits(precise, p.ids, r.reference.tokens, p.arguments), r) for p, r in pairs)
 
 
 def rounding(logits: torch.Tensor, recording: Recording) -> Rounding:

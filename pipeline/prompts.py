@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 from pipeline.artifacts import LoadedTokenizer
 from pipeline.config import CheckSettings, QuantizeSettings
 from pipeline.goldens import Prompt, prompt_length_to_the_end
-from runners.chat_encoding import encode_chat
+from runners.chat_encoding import encode_chat, encode_question
 from runners.errors import UserError
-from runners.template import compile_template
+from runners.manifest import ImagePrompt
+from runners.template import ChatTemplate, compile_template
 from runners.tokenizer import TextCodec
 
 
@@ -32,13 +33,47 @@ def prompts_of(settings: CheckSettings, tokenizer: LoadedTokenizer, max_length: 
         prompts.append(_filler("long", filler, settings.long_prompt))
     if settings.to_the_end and filler is not None:
         prompts.append(_filler("to_the_end", filler, prompt_length_to_the_end(max_length, settings.steps)))
+    return _fitting(prompts, settings.steps, max_length)
+
+
+def image_prompts_of(
+    settings: CheckSettings,
+    tokenizer: LoadedTokenizer,
+    max_length: int,
+    images: Sequence[str],
+    image: ImagePrompt,
+    features: int,
+) -> list[Prompt]:
+    """Return for each image one of the check's prompts, in turn, that is about it.
+
+    Args:
+        settings: give the prompts, at least one.
+        tokenizer: encodes them.
+        max_length: of the cache.
+        images: their names.
+        image: what an image becomes in a prompt.
+        features: of one image.
+
+    Raises:
+        UserError: as :func:`prompts_of`, or there is no place for an image.
+    """
+    codec, template = _codec(tokenizer), _template(tokenizer) if settings.chat else None
+    prompts = []
+    for number, name in enumerate(images):
+        text = settings.prompts[number % len(settings.prompts)]
+        ids = encode_question(codec, template, [{"role": "user", "content": text}], image, features)
+        prompts.append(Prompt(f"image {number}", f"{name}: {text}", torch.tensor(ids, dtype=torch.int64)))
+    return _fitting(prompts, settings.steps, max_length)
+
+
+def _fitting(prompts: list[Prompt], steps: int, max_length: int) -> list[Prompt]:
     for prompt in prompts:
         if not len(prompt.ids):
             raise UserError(f"check.prompts: the tokenizer makes no token of {prompt.text!r}; give another prompt.")
-        if len(prompt.ids) + settings.steps - 1 > max_length:
+        if len(prompt.ids) + steps - 1 > max_length:
             raise UserError(
-                f"check: prompt {prompt.name} has {len(prompt.ids)} tokens; with {settings.steps} steps it does not "
-                f"fit the cache of {max_length} (cache.max_length). Shorten it, or take fewer steps."
+                f"check: prompt {prompt.name} has {len(prompt.ids)} tokens; with {steps} steps it does not fit the "
+                f"cache of {max_length} (cache.max_length). Shorten it, or take fewer steps."
             )
     return prompts
 
@@ -91,14 +126,20 @@ def chat_ids(text: str, tokenizer: LoadedTokenizer) -> torch.Tensor:
 def _encoder(tokenizer: LoadedTokenizer, chat: bool) -> Callable[[str], torch.Tensor]:
     """What makes ids, int64 ``[n]``, of a text. It takes long to make for what it takes to use."""
     codec = _codec(tokenizer)
-    if not chat or tokenizer.chat_template is None:
+    template = _template(tokenizer) if chat else None
+    if template is None:
         return lambda text: torch.tensor(codec.encode(text), dtype=torch.int64)
-    template = compile_template(tokenizer.chat_template, tokenizer.info.special_tokens, "the model's chat template")
 
     def encode(text: str) -> torch.Tensor:
         return torch.tensor(encode_chat(codec, template, [{"role": "user", "content": text}]), dtype=torch.int64)
 
     return encode
+
+
+def _template(tokenizer: LoadedTokenizer) -> ChatTemplate | None:
+    if tokenizer.chat_template is None:
+        return None
+    return compile_template(tokenizer.chat_template, tokenizer.info.special_tokens, "the model's chat template")
 
 
 def _codec(tokenizer: LoadedTokenizer) -> TextCodec:

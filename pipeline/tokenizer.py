@@ -60,7 +60,9 @@ def eos_ids(
     generation: GenerationConfig | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
     """Every token that ends an answer, each once, in the order in which transformers looks for them."""
-    stated = [generation.eos_token_id if generation else None, config.eos_token_id, tokenizer.eos_token_id]
+    # a config of several parts keeps them in that of its text
+    configs = [getattr(part, "eos_token_id", None) for part in (config, config.get_text_config(decoder=True))]
+    stated = [generation.eos_token_id if generation else None, *configs, tokenizer.eos_token_id]
     flat = [token for ids in stated for token in (ids if isinstance(ids, list | tuple) else [ids]) if token is not None]
     return list(dict.fromkeys(int(token) for token in flat))
 

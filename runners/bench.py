@@ -21,6 +21,7 @@ from time import perf_counter
 from runners.bench_report import BenchReport, Memory, PackageFigures, Ratio, ratio, spread
 from runners.errors import UserError
 from runners.machine import Machine
+from runners.multimodal import open_text_session
 from runners.package import Package
 from runners.sampling import greedy
 from runners.session import Session
@@ -87,7 +88,7 @@ def measure(
     progress("memory")
     memory = [probe_memory(package, work, count) for package in packages]
     loads = _load_times(packages, count, min(work.trials, MAX_LOADS), progress)
-    sessions = [Session.open(package, count) for package in packages]
+    sessions = [open_text_session(package, count) for package in packages]
     trials = _alternate(sessions, work, progress)
     figures = [_figures(*row, work) for row in zip(packages, memory, loads, trials, strict=True)]
     ratios = _ratios(trials[0], trials[1], work) if len(packages) == 2 else []
@@ -171,7 +172,7 @@ def _load_times(
         progress(f"load {load} of {loads}")
         for index in order(load, len(packages)):
             begin = perf_counter()
-            Session.open(packages[index], threads)
+            open_text_session(packages[index], threads)
             seconds[index].append(perf_counter() - begin)
     return [each[1:] for each in seconds]
 

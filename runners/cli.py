@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TRACEBACK_VARIABLE = "PTELINE_TRACEBACK"
 WITHOUT_CACHE = ("fill-mask", "embedding", "image-classification")  # as ``runners.caller.TASKS``, which loads slowly
 WITH_ENCODER = ("speech-to-text", "text2text")  # as ``runners.encoder_decoder.TASKS``
+WITH_IMAGES = "image-text-to-text"
 EAGER_STEPS = 32  # greedy tokens a prompt of --eager
 
 app = typer.Typer(
@@ -107,9 +108,7 @@ def run(
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Hold a conversation.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after an answer.")] = False,
     audio: Annotated[Path | None, typer.Option(help="A WAV file, for a package that transcribes recordings.")] = None,
-    image: Annotated[
-        Path | None, typer.Option(help="A PNG or JPEG file, for a package that classifies images.")
-    ] = None,
+    image: Annotated[Path | None, typer.Option(help="A PNG or JPEG file, for a package that reads images.")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON: the whole embedding, or the likeliest tokens or labels.")
     ] = False,
@@ -130,7 +129,7 @@ def run(
         _refuse_given(context, opened, set(context.params) - {"package", "prompt", "threads", "image", "json"})
         _write(_encoded(opened, prompt, image, threads, json=json))
         return
-    _refuse_given(context, opened, {"image", "json"})
+    _refuse_given(context, opened, {"json"} if opened.manifest.model.task == WITH_IMAGES else {"image", "json"})
     _require_effect(sampling)
     if opened.manifest.model.task in WITH_ENCODER:
         _refuse_given(context, opened, {"system", "raw", "interactive"})
@@ -139,6 +138,8 @@ def run(
     _refuse_given(context, opened, {"audio"})
     template = None if raw else open_template(opened)
     _require_usable(opened, prompt, template, system=system, raw=raw, interactive=interactive)
+    if image is not None and interactive:
+        raise UserError("--image is read with one question: leave --interactive out.")
     text = None if prompt is None else _prompt_text(prompt)
     speaker = _speaker(opened, sampling, threads, max_new_tokens, stats=stats)
     if interactive:
@@ -146,7 +147,7 @@ def run(
         chat(speaker, template, system, _lines(speaker.notes, text))
     else:
         assert text is not None, "required above"
-        answer(speaker, _prompt_ids(speaker, template, system, text))
+        answer(speaker, _prompt_ids(speaker, template, system, text, image))
 
 
 @app.command()
@@ -340,25 +341,32 @@ def _prompt_text(prompt: str) -> str:
     return text
 
 
-def _prompt_ids(speaker: Speaker, template: ChatTemplate | None, system: str | None, text: str) -> list[int]:
+def _prompt_ids(
+    speaker: Speaker, template: ChatTemplate | None, system: str | None, text: str, image: Path | None
+) -> list[int]:
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    messages = [*opening, {"role": "user", "content": text}]
+    if image is not None:
+        from runners.multimodal import question_about
+
+        return question_about(speaker.session, image, speaker.codec, template, messages)
     if template is None:
         return speaker.codec.encode(text)
     from runners.chat_encoding import encode_chat
 
-    opening = [] if system is None else [{"role": "system", "content": system}]
-    return encode_chat(speaker.codec, template, [*opening, {"role": "user", "content": text}])
+    return encode_chat(speaker.codec, template, messages)
 
 
 def _speaker(package: Package, sampling: Sampling, threads: int | None, max_new_tokens: int, *, stats: bool) -> Speaker:
     from runners.chat import Speaker
+    from runners.multimodal import open_text_session
     from runners.sampling import Sampler
-    from runners.session import Session
     from runners.tokenizer import open_tokenizer
 
     notes = Console(stderr=True)
     codec = open_tokenizer(package)
     begin = perf_counter()
-    session = Session.open(package, threads)
+    session = open_text_session(package, threads)
     if stats:
         notes.print(f"loaded in {(perf_counter() - begin) * 1e3:.0f} ms", style="dim", highlight=False)
     return Speaker(session, codec, Sampler(sampling), max_new_tokens, _write, notes, stats)

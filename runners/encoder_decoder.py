@@ -12,6 +12,7 @@ import torch
 from runners.caller import require_fit
 from runners.errors import UserError
 from runners.manifest import Decoding, Method, TaskName
+from runners.multimodal import open_text_session
 from runners.package import Package
 from runners.program import Method as LoadedMethod
 from runners.program import Program
@@ -187,7 +188,7 @@ def open_session(package: Package, threads: int | None = None) -> Session | Seq2
     """
     if package.manifest.model.task in TASKS:
         return Seq2SeqSession.open(package, threads)
-    return Session.open(package, threads)
+    return open_text_session(package, threads)
 
 
 def _loaded(program: Program, name: str) -> LoadedMethod:

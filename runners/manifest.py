@@ -82,7 +82,15 @@ class Cache(Strict):
     tensors: list[CacheTensor]
 
 
-TaskName = Literal["text-generation", "fill-mask", "embedding", "image-classification", "speech-to-text", "text2text"]
+TaskName = Literal[
+    "text-generation",
+    "fill-mask",
+    "embedding",
+    "image-classification",
+    "speech-to-text",
+    "text2text",
+    "image-text-to-text",
+]
 
 
 class ModelIdentity(Strict):
@@ -116,6 +124,14 @@ class Decoding(Strict):
     prompt: list[int]  # given to the decoder first: the start token, and what the model is made to begin with
     suppressed: list[int]  # never written
     suppressed_first: list[int]  # not written as an answer's first token
+
+
+class ImagePrompt(Strict):
+    """What one image becomes in a prompt: token ids. Between the two lists ``token_id`` stands once a feature."""
+
+    token_id: int
+    before: list[int]
+    after: list[int]
 
 
 class StageFigure(Strict):
@@ -157,6 +173,7 @@ class Manifest(Strict):
     decoding: Decoding | None = None  # None: the model has no encoder and decoder
     audio: AudioPreprocessing | None = None  # None: the model takes no recording
     image: ImagePreprocessing | None = None  # None: the model takes no image
+    image_prompt: ImagePrompt | None = None  # None: its prompts hold no images
     pooling: Pooling | None = None  # None: its outputs are no hidden states to make one vector of
     labels: list[str] | None = None  # of each logit of a classifier
     backends: list[str]  # "XnnpackBackend"

@@ -154,7 +154,7 @@ class Session:
     def _bind(self) -> None:
         """Look up the methods, and allocate what the session itself holds."""
         entry = _forward_entry(self.package)
-        forward = self._program.method("forward")
+        forward = self._program.method(_main_method(self.package))
         assert forward is not None
         self._forward: LoadedMethod = forward
         self._decode: LoadedMethod = self._program.method("decode") or forward
@@ -209,8 +209,13 @@ class Session:
         return _cache_entry(self.package).attention
 
 
+def _main_method(package: Package) -> str:
+    """The method that reads tokens; of a program with images, it reads what another method makes of them."""
+    return "text_decoder" if "text_decoder" in package.manifest.methods else "forward"
+
+
 def _forward_entry(package: Package) -> Method:
-    entry = package.manifest.methods.get("forward")
+    entry = package.manifest.methods.get(_main_method(package))
     if entry is None or package.manifest.cache is None or len(entry.inputs) < 2:
         found = ", ".join(package.manifest.methods) or "no method"
         raise UserError(

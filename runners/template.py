@@ -21,6 +21,7 @@ from runners.errors import UserError
 from runners.package import Package
 
 Message = Mapping[str, str]  # {"role": "user", "content": "…"}
+_PROBE = "probe"
 
 
 class GenerationBlock(jinja2.ext.Extension):
@@ -41,22 +42,54 @@ class ChatTemplate:
     template: jinja2.Template
     special_tokens: Mapping[str, str]
     origin: str  # for messages
+    takes_parts: bool = False  # a message's content is a list of texts and images, as of vision models
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], image: str | None = None) -> str:
         """The conversation as the model's prompt, up to where the assistant's next answer begins.
+
+        Args:
+            messages: of the conversation.
+            image: the token that stands for an image, which the last message then begins with; None: there is none.
 
         Raises:
             UserError: the template refuses the conversation, or fails.
         """
+        given: list[Mapping[str, object]] = list(messages)
+        if self.takes_parts:
+            given = [*map(_in_parts, messages[:-1]), _in_parts(messages[-1], image is not None)]
+        elif image is not None:
+            given[-1] = {**messages[-1], "content": f"{image}\n{messages[-1]['content']}"}
         try:
-            return self.template.render(
-                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self.special_tokens
-            )
+            return _rendered(self.template, given, self.special_tokens)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise UserError(
                 f"{self.origin}: the chat template refuses this conversation ({error}). "
                 "Leave --system out if the model takes no system message, or use --raw."
             ) from error
+
+
+def _rendered(template: jinja2.Template, messages: Sequence[object], special_tokens: Mapping[str, str]) -> str:
+    return template.render(
+        messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **special_tokens
+    )
+
+
+def _in_parts(message: Message, has_image: bool = False) -> dict[str, object]:
+    image = [{"type": "image"}] if has_image else []
+    return {**message, "content": [*image, {"type": "text", "text": message["content"]}]}
+
+
+def _takes_parts(template: jinja2.Template, special_tokens: Mapping[str, str]) -> bool:
+    """Whether a text shows only where it is a part of a message's content: such a template loses a bare one."""
+    message = {"role": "user", "content": _PROBE}
+
+    def shows(probe: object) -> bool:
+        try:
+            return _PROBE in _rendered(template, [probe], special_tokens)
+        except Exception:  # a template that refuses one message may take a conversation of another kind
+            return False
+
+    return not shows(message) and shows(_in_parts(message))
 
 
 def compile_template(text: str, special_tokens: Mapping[str, str], origin: str) -> ChatTemplate:
@@ -72,9 +105,10 @@ def compile_template(text: str, special_tokens: Mapping[str, str], origin: str) 
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _strftime_now
     try:
-        return ChatTemplate(environment.from_string(text), special_tokens, origin)
+        template = environment.from_string(text)
     except jinja2.TemplateError as error:
         raise UserError(f"{origin}: not a valid chat template ({error}). Use --raw to do without it.") from error
+    return ChatTemplate(template, special_tokens, origin, _takes_parts(template, special_tokens))
 
 
 def open_template(package: Package) -> ChatTemplate | None:

@@ -28,13 +28,8 @@ def inferred_size(program: ExportedProgram) -> ExportedProgram:
     for target in _RESHAPES:
         for node in graph.find_nodes(op="call_function", target=target):
             sizes = _sizes(node)
-            if sizes is None:
-                continue
-            with graph.inserting_before(node):
-                view = graph.call_function(_ATEN.view.default, (node.args[0], sizes))
-            view.meta = dict(node.meta)
-            node.replace_all_uses_with(view)
-            graph.erase_node(node)
+            if sizes is not None:  # the node keeps its name, by which the signature knows an output
+                node.target, node.args, node.kwargs = _ATEN.view.default, (node.args[0], sizes), {}
     graph.eliminate_dead_code()
     program.graph_module.recompile()
     return program

@@ -50,10 +50,8 @@ def _replace(program: ExportedProgram, node: Node, table: Node) -> None:
     grouped = _value(program, scales)
     if grouped.dim() == 2 and grouped.shape[1] == 1:
         scales = add_constant(program, f"{scales.name}_row", grouped[:, 0].contiguous())  # [V]: one group a row
-    with program.graph_module.graph.inserting_before(node):
-        read = program.graph_module.graph.call_function(operator, (weight, scales, None, low, high, node.args[1]))
-    read.meta = dict(node.meta)
-    node.replace_all_uses_with(read)
+    # in place: the node keeps its name, by which the signature knows an output
+    node.target, node.args, node.kwargs = operator, (weight, scales, None, low, high, node.args[1]), {}
 
 
 def _value(program: ExportedProgram, placeholder: Node) -> torch.Tensor:

@@ -86,11 +86,16 @@ def _quantizes_input(module: nn.Module) -> bool:
 
 
 def _make_weights_when_read(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Make each parameter an attribute that is computed from the stored one at each reading."""
+    """Make each parameter an attribute that is computed from the stored one at each reading.
+
+    A model's ``dtype``, which it takes from what is stored, becomes that of the weights which are read.
+    """
     for module in model.modules():
         names = [name for name, stored in module._parameters.items() if stored is not None]
-        if names:
-            made = {name: property(partial(_made, name=name, dtype=dtype)) for name in names}
+        made = {name: property(partial(_made, name=name, dtype=dtype)) for name in names}
+        if isinstance(module, PreTrainedModel):
+            made["dtype"] = property(lambda _: dtype)
+        if made:
             module.__class__ = type(type(module).__name__, (type(module),), made)
 
 

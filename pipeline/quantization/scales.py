@@ -90,13 +90,17 @@ def _search(groups: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:
 def input_importance(
     model: PreTrainedModel, layers: Mapping[str, nn.Module], ids: torch.Tensor, window: int
 ) -> dict[str, torch.Tensor]:
-    """Return the mean square of each layer's input features, float32 ``[I]``, over ``ids`` (int64 ``[n]``)."""
+    """Return the mean square of each layer's input features, float32 ``[I]``, over ``ids`` (int64 ``[n]``).
+
+    The features of a layer that tokens do not reach, as in a vision tower, count all alike.
+    """
     sums: dict[str, torch.Tensor] = {}
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with _watched(layers, sums), torch.inference_mode():
         for start in range(0, len(ids), window):
             model(input_ids=ids[start : start + window].unsqueeze(0), **options)
-    return {name: (total / len(ids)).clone() for name, total in sums.items()}
+    unseen = {name: torch.ones(layer.weight.shape[1]) for name, layer in layers.items() if name not in sums}
+    return {name: (total / len(ids)).clone() for name, total in sums.items()} | unseen
 
 
 def random_ids(vocabulary_size: int) -> torch.Tensor:

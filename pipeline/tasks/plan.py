@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,12 +15,17 @@ from pipeline.passes.lift_cache import LeafUse
 
 Argument: TypeAlias = torch.Tensor | Cache | ModelOutput | int | bool | tuple[torch.Tensor, ...] | None
 DynamicAxes: TypeAlias = dict[int, Dim]
+Forward: TypeAlias = Callable[..., Mapping[str, torch.Tensor]]
 DynamicShape: TypeAlias = DynamicAxes | list[DynamicAxes | None] | tuple[DynamicAxes | None, ...] | None
 
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """How one method is traced: a ``forward`` of the model's own with these keyword arguments."""
+    """How one method is traced: a ``forward`` of the model's own with these keyword arguments.
+
+    Where a method has a part of the model for which it has no ``forward``, the plan names a function of the model
+    (``self`` is its first argument) that calls the model's own modules.
+    """
 
     name: str  # of the method in the program
     kwargs: Mapping[str, Argument]
@@ -35,3 +40,6 @@ class MethodPlan:
     leaf_uses: Mapping[str, LeafUse] = field(default_factory=dict)  # beginning of a leaf's path -> what it does there
     last_logits: bool = False  # compute those of the last token alone, where the forward has no argument for it
     defers_guards: bool = False  # trace with conditions on sizes that torch cannot prove for every size
+    forward: Forward | None = None  # a function of the model that is traced in the place of its ``forward``
+    attention: str | None = None  # as ``attention_of`` takes it; None: the one that was chosen for the cache
+    folds_constants: bool = False  # compute what depends on no input when the program is made

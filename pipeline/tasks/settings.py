@@ -36,6 +36,7 @@ TEXT_ENCODER = frozenset({"export.max_length", "check.token_ids"} | _PROMPTS | _
 EMBEDDING = TEXT_ENCODER | _limits("min_cosine")
 FILL_MASK = TEXT_ENCODER | _limits("min_equal_top1", "min_equal_top5") | {"quantize.lm_head"}
 IMAGE = frozenset({"check.images"} | _limits("max_output_difference", "min_equal_top1", "min_equal_top5"))
+IMAGE_TEXT_TO_TEXT = (DECODER | {"check.images"}) - {"cache.batch_size", "export.methods", "export.max_draft_tokens"}
 
 _ALL = DECODER | SPEECH_TO_TEXT | TEXT2TEXT | EMBEDDING | FILL_MASK | IMAGE
 
