@@ -20,6 +20,7 @@ from runners.pte import (
 LOGIT_DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT_FLAGS = {"enable_dynamic_shape": False, "use_kv_cache": True, "use_sdpa_with_kv_cache": False}
 MAX_SEQ_LEN, MAX_CONTEXT_LEN, EOS_IDS = "get_max_seq_len", "get_max_context_len", "get_eos_ids"
+MULTIMODAL = ("vision_encoder", "token_embedding", "text_decoder")  # of the runner for images beside text
 NOT_READ = {"get_eos_id": f"the runner reads {EOS_IDS}", "get_n_eos": f"the runner reads {EOS_IDS}"}
 _CUSTOM_LIBRARIES = {
     "llama::": "the custom-ops library (in Python: import executorch.extension.llm.custom_ops.custom_ops)",
@@ -62,8 +63,9 @@ def _methods_used(description: ProgramDescription) -> list[MethodDescription]:
 
 
 def _no_method(description: ProgramDescription) -> str:
-    names = ", ".join(method.name for method in description.methods) or "none"
-    return f"no method 'forward', nor the pair 'prefill' and 'decode'; the file has: {names}"
+    names = [method.name for method in description.methods]
+    missing = f"no method 'forward', nor the pair 'prefill' and 'decode'; the file has: {', '.join(names) or 'none'}"
+    return f"{missing}, which ExecuTorch's MultimodalRunner calls" if set(MULTIMODAL) <= set(names) else missing
 
 
 def _constant_faults(description: ProgramDescription) -> Iterator[str]:

@@ -15,7 +15,7 @@ from runners.pte import (
     ProgramDescription,
     TensorDescription,
 )
-from runners.stock_contract import stock_runner_verdict
+from runners.stock_contract import MULTIMODAL, stock_runner_verdict
 
 TOKENS = TensorDescription("tokens", "int64", (1, 127), dynamic=True)
 ONE_TOKEN = TensorDescription("tokens", "int64", (1, 1), dynamic=False)
@@ -77,6 +77,7 @@ def test_other_conforming_programs(conforming: ProgramDescription) -> None:
     [
         (program(replace(FORWARD, name="main")), "no method 'forward', nor the pair .* the file has: main"),
         (program(replace(FORWARD, name="decode")), "no method 'forward'"),
+        (program(*[replace(FORWARD, name=name) for name in MULTIMODAL]), "which ExecuTorch's MultimodalRunner calls"),
         (program(get_max_seq_len=None), "no constant method 'get_max_seq_len'"),
         (program(get_max_seq_len=(128, 2)), r"'get_max_seq_len' returns \[128, 2\]; the runner takes one number"),
         (program(use_kv_cache="yes"), "'use_kv_cache' returns .*yes"),
