@@ -7,7 +7,7 @@ PACKAGE := dist/smollm2_135m_8da4w
 QUESTION := What is the capital of France?
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test bench lint format clean
+.PHONY: setup demo test zoo bench lint format clean
 
 setup: $(VENV)/.ready
 
@@ -24,10 +24,17 @@ demo: setup
 	$(BIN)/pteline run $(PACKAGE) "$(QUESTION)" --stats
 	$(BIN)/pteline bench $(PACKAGE)
 
-# First the fast ones, which say at once what is wrong; then those that build the real model.
+# First the fast ones, which say at once what is wrong; then rows of the model zoo; then those that build the real model.
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not real"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not real and not zoo"
+	$(BIN)/python -m pytest -n $(JOBS) --dist load -m zoo_ci
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m real
+
+# Every row of the model zoo; writes docs/zoo.md and tests/zoo/results.json anew.
+zoo: setup
+	rm -rf build/zoo && mkdir -p build/zoo
+	ZOO_WRITE=build/zoo $(BIN)/python -m pytest -n $(JOBS) --dist load tests/zoo
+	$(BIN)/python -m tests.zoo build/zoo
 
 # On a machine that does nothing else. BENCH holds more options: make bench BENCH="--slow --rounds 30"
 bench: setup dist/smollm2_135m_8da4w/manifest.json dist/smollm2_135m_8da8w/manifest.json
