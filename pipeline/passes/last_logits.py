@@ -7,12 +7,14 @@ most of the program's memory.
 
 from __future__ import annotations
 
+import operator
 import sys
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from runners.errors import UserError
 
@@ -34,19 +36,45 @@ def last_logits(program: ExportedProgram) -> ExportedProgram:
     Raises:
         UserError: the logits are not made by a linear layer from hidden states, as far as can be seen.
     """
-    output = program.graph_module.graph.output_node()
+    graph = program.graph_module.graph
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
-    chain = _chain(output.args[0][kinds.index(OutputKind.USER_OUTPUT)])
-    linear = chain[-1]
-    hidden = linear.args[0]
-    with program.graph_module.graph.inserting_before(linear):
-        last = program.graph_module.graph.call_function(_ATEN.slice.Tensor, (hidden, 1, -1, sys.maxsize))
+    chain = _chain(graph.output_node().args[0][kinds.index(OutputKind.USER_OUTPUT)])
+    hidden, rounding = _hidden(chain[-1].args[0])
+    changed = {*chain, *rounding}
+    with graph.inserting_after(hidden):
+        last = graph.call_function(_ATEN.slice.Tensor, (hidden, 1, -1, sys.maxsize))
     last.meta = {**hidden.meta, "val": hidden.meta["val"][:, -1:]}
-    linear.replace_input_with(hidden, last)
-    for node in chain:  # their values are now of one token
-        node.meta["val"] = node.meta["val"][:, -1:]
+    hidden.replace_all_uses_with(last, delete_user_cb=lambda user: user in changed)
+    for node in graph.nodes:
+        if node in changed:
+            arguments = map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+            node.meta["val"] = node.target(*arguments[0], **arguments[1])
     program.graph_module.recompile()
     return program
+
+
+def _hidden(node: Node) -> tuple[Node, list[Node]]:
+    """The hidden states that a linear layer reads, and what rounds them to 8 bits and back before it does."""
+    rounding: list[Node] = []
+    sources: set[Node] = set()
+    pending = [node]
+    while pending:
+        found = pending.pop()
+        if found.target is operator.getitem or getattr(found.target, "namespace", None) == "torchao":
+            rounding.append(found)
+            pending += found.all_input_nodes
+        else:
+            sources.add(found)
+    if len(sources) != 1:
+        raise _unseen(node)
+    return sources.pop(), rounding
+
+
+def _unseen(node: Node) -> UserError:
+    return UserError(
+        "export.logits: last needs logits that a linear layer makes from each token's hidden state, and here they come "
+        f"from {node.target}; set it to all."
+    )
 
 
 def _chain(node: Node) -> list[Node]:
@@ -55,10 +83,7 @@ def _chain(node: Node) -> list[Node]:
     while found[-1].target is not _ATEN.linear.default:
         tokens = [x for x in found[-1].all_input_nodes if _rank(x) == 3 and x.meta["val"].shape[1] != 1]
         if found[-1].target not in _ELEMENTWISE or len(tokens) != 1 or len(tokens[0].users) != 1:
-            raise UserError(
-                "export.logits: last needs logits that a linear layer makes from each token's hidden state, and here "
-                f"they come from {found[-1].target}; set it to all."
-            )
+            raise _unseen(found[-1])
         found.append(tokens[0])
     return found
 

@@ -112,11 +112,10 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
 def _encode(registered: Registered) -> MethodPlan:
     """The whole forward with one token for the decoder, of which all is dropped but the encoder and its keys."""
     encoder, cache, name = _parts(registered)
+    # The longest example: torch's choice among convolutions bounds the length to one side of the example's.
     example, dynamic = encoder.longest, None
     if encoder.shortest is not None:
-        longest = encoder.longest.shape[-1]
-        example = encoder.longest[..., : min(longest, max(_EXAMPLE, 4 * encoder.shortest))]
-        dynamic = {example.dim() - 1: Dim("positions", min=encoder.shortest, max=longest)}
+        dynamic = {example.dim() - 1: Dim("positions", min=encoder.shortest, max=example.shape[-1])}
     return MethodPlan(
         name="encode",
         kwargs={
