@@ -78,7 +78,7 @@ def greedy_answer(model: PreTrainedModel, prompt: Prompt, how: Answers) -> torch
 def forced_answer(
     model: PreTrainedModel, prompt: Prompt, forced: torch.Tensor, how: Answers, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """The same logits along given tokens, int64 ``[N]``, by one ``forward`` without a cache; ``dtype`` is the model's."""
+    """The same logits along given tokens, int64 ``[N]``, by one ``forward`` without a cache; ``dtype``: the model's."""
     ids = torch.cat([prompt.ids, forced[:-1]]).unsqueeze(0)
     with torch.no_grad():
         output = model(**_inputs(prompt, how, dtype), decoder_input_ids=ids, use_cache=False)
