@@ -62,6 +62,21 @@ class Ratio(Figures):
     high: float | None  # None for both below ``_LEAST_TRIALS``
 
 
+class SpeculationFigures(Figures):
+    """Speculative against plain decoding of one text, in the same run."""
+
+    name: str
+    prompt_tokens: int
+    plain_tokens_per_second: Spread  # a trial
+    tokens_per_second: Spread  # a trial, with speculation
+    ratio: Ratio  # of these two
+    tokens_per_call: float  # with speculation
+    drafted: int  # guessed tokens of all trials
+    accepted: int  # of them
+    tokens: int  # of an answer
+    equal_tokens: int  # at its beginning, with and without speculation: in the trial that has the fewest
+
+
 class BenchReport(Figures):
     """A whole measurement."""
 
@@ -74,6 +89,7 @@ class BenchReport(Figures):
     decode_position: int
     packages: list[PackageFigures]
     ratios: list[Ratio]
+    speculation: list[SpeculationFigures] = []
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -118,6 +134,19 @@ def show(report: BenchReport, console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+    for found in report.speculation:
+        console.print(_speculation(found), markup=False, highlight=False, soft_wrap=True)
+
+
+def _speculation(found: SpeculationFigures) -> str:
+    equal = "same tokens" if found.equal_tokens == found.tokens else f"same {found.equal_tokens} first tokens"
+    return (
+        f"speculation on {found.name} (prompt {found.prompt_tokens} tokens): {found.tokens_per_second.median:.2f} "
+        f"tokens/s, {found.ratio.median:.3f} times plain decoding ({_interval(found.ratio)}); "
+        f"{found.tokens_per_call:.2f} tokens a call, {found.accepted} of {found.drafted} guesses right, {equal} of "
+        f"{found.tokens}"
+    )
 
 
 def _interval(found: Ratio) -> str:

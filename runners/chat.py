@@ -16,6 +16,7 @@ from runners.errors import UserError
 from runners.generate import Answer, Finish, generate
 from runners.sampling import Sampler
 from runners.session import Session
+from runners.speculation import Speculation
 from runners.template import ChatTemplate, Message
 from runners.tokenizer import TextCodec, TextStream
 
@@ -33,6 +34,7 @@ class Speaker:
     write: Callable[[str], None]  # the answer's text, piece by piece
     notes: Console  # messages and statistics, on standard error
     stats: bool
+    speculate: bool = False  # of a package that ``require_speculation`` takes, with a greedy sampler
 
 
 def answer(speaker: Speaker, prompt: Sequence[int]) -> tuple[Answer, str]:
@@ -60,6 +62,7 @@ def answer(speaker: Speaker, prompt: Sequence[int]) -> tuple[Answer, str]:
             max_new_tokens=speaker.max_new_tokens,
             emit=lambda token: show(stream.push(token)),
             stopped=stopped,
+            speculation=Speculation(speaker.session) if speaker.speculate else None,
         )
     show(stream.finish())
     speaker.write("\n")
@@ -152,6 +155,13 @@ def _statistics(result: Answer, speaker: Speaker) -> str:
     return (
         f"prompt {result.prompt_tokens} tokens computed, first token after {result.prefill_seconds * 1e3:.0f} ms "
         f"({result.prompt_tokens / result.prefill_seconds:.1f} tokens/s); answer {len(result.tokens)} tokens, "
-        f"{decode}; context {session.position} of {session.max_length}; seed {speaker.sampler.seed}; "
-        f"{result.finish.value}"
+        f"{decode}{_speculated(result)}; context {session.position} of {session.max_length}; "
+        f"seed {speaker.sampler.seed}; {result.finish.value}"
     )
+
+
+def _speculated(result: Answer) -> str:
+    found = result.acceptance
+    if found is None or not found.calls:
+        return ""
+    return f", {result.steps / found.calls:.2f} tokens a call ({found.accepted} of {found.drafted} guesses right)"

@@ -50,6 +50,23 @@ class Encoding(Protocol):
         """Read an input, to which the tokens fed afterwards are an answer."""
 
 
+class VerifySource(Protocol):
+    """A program that gives the logits of several tokens in one call."""
+
+    @property
+    def max_verify(self) -> int:
+        """Tokens a call at most."""
+
+    def reset(self) -> None:
+        """Forget everything: the next token is at position 0."""
+
+    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+        """Feed one token or more."""
+
+    def verify(self, ids: Sequence[int]) -> torch.Tensor:
+        """Feed 1 to ``max_verify`` tokens; return the logits after each, float [n, V]."""
+
+
 @dataclass(frozen=True)
 class FullLogits:
     """Both references' logits over the whole vocabulary, prompt name -> float [N, V]; in memory only."""
@@ -74,6 +91,7 @@ def check(
     progress: Progress = _silent,
     *,
     repeatable: bool,
+    verifier: VerifySource | None = None,
 ) -> CheckReport:
     """Run every golden on one loaded program, one after another.
 
@@ -85,6 +103,7 @@ def check(
         full: References over the whole vocabulary; prompts that are in it are compared over all of it.
         progress: Is told what comes next.
         repeatable: What :func:`repeats` found.
+        verifier: The same program, where it has a method ``verify``: the prompts are run through that too.
 
     Raises:
         UserError: a limit is set that these goldens cannot measure, or the program's vocabulary is not the goldens'.
@@ -95,6 +114,7 @@ def check(
     for number, prompt in enumerate(goldens.prompts, 1):
         progress(f"prompt {number} of {len(goldens.prompts)} ({prompt.name})")
         prompts.append(_report(prompt, run_prompt(source, prompt), full))
+    verified = _verified(verifier, goldens.prompts, full, progress) if verifier is not None else ()
     perplexity = _perplexity(source, goldens.text, progress) if goldens.text is not None else None
     return judged(
         CheckReport(
@@ -106,6 +126,7 @@ def check(
             limits_quantized=limits_quantized,
             limits_unquantized=limits_unquantized,
             violations=(),
+            verified=verified,
         )
     )
 
@@ -147,6 +168,32 @@ def run_prompt(source: LogitSource, prompt: GoldenPrompt) -> torch.Tensor:
     rows = [source.prefill(prompt.prompt_ids.tolist()).float().clone()]
     rows += [source.step(int(token)).float().clone() for token in prompt.forced[:-1]]
     return torch.stack(rows)
+
+
+def _verified(
+    verifier: VerifySource, prompts: Sequence[GoldenPrompt], full: FullLogits, progress: Progress
+) -> tuple[PromptReport, ...]:
+    found: list[PromptReport] = []
+    for number, prompt in enumerate(prompts, 1):
+        progress(f"prompt {number} of {len(prompts)} ({prompt.name}) through verify")
+        found.append(_report(prompt, run_verify(verifier, prompt), full))
+    return tuple(found)
+
+
+def run_verify(source: VerifySource, prompt: GoldenPrompt) -> torch.Tensor:
+    """As :func:`run_prompt`, with the prompt's last token and those behind it in calls of ``verify``.
+
+    A call has one token less than the one before it, from the most down to one and again: lengths are dynamic.
+    """
+    source.reset()
+    if prompt.prompt_ids.shape[0] > 1:
+        source.prefill(prompt.prompt_ids[:-1].tolist())
+    left = [int(prompt.prompt_ids[-1]), *prompt.forced[:-1].tolist()]
+    rows, size = [], source.max_verify
+    while left:
+        rows.append(source.verify(left[:size]).float().clone())
+        left, size = left[size:], size - 1 or source.max_verify
+    return torch.cat(rows)
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

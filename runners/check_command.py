@@ -27,6 +27,7 @@ from runners.errors import CheckFailedError, UserError
 from runners.files import require_writable
 from runners.goldens import Goldens, load
 from runners.package import Package, open_package
+from runners.session import Session
 
 EAGER_GROUP = "pteline.eager"
 _BROKEN_BY_A_TIE = ("min_equal_prompts", "max_margin", "max_kl_over_rounding")
@@ -164,7 +165,8 @@ def replay(
     repeatable = repeats(single, goldens)
     del single  # the size of the thread pool is fixed while a program is loaded
     session = open_session(package, threads)
-    return check(session, goldens, quantized, unquantized, full, progress, repeatable=repeatable)
+    verifier = session if isinstance(session, Session) and session.max_verify else None
+    return check(session, goldens, quantized, unquantized, full, progress, repeatable=repeatable, verifier=verifier)
 
 
 def _replay_cases(

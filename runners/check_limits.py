@@ -70,6 +70,9 @@ def violations(report: CheckReport) -> tuple[Violation, ...]:
     found += _against(report, "quantized", report.limits_quantized)
     found += _over_rounding(report, report.limits_quantized.max_kl_over_rounding)
     found += _against(report, "unquantized", report.limits_unquantized)
+    if report.verified:  # the same limits, by itself: what is right through forward makes up for nothing here
+        through = violations(report.of_verify)
+        found += [one.model_copy(update={"message": f"through verify: {one.message}"}) for one in through]
     return tuple(found)
 
 

@@ -33,11 +33,21 @@ def render(report: CheckReport) -> RenderableType:
     parts += [_case_table(report, against) for against in REFERENCES if report.cases]
     if report.kl_over_rounding is not None:
         parts.insert(1, Text(_over_rounding(report.kl_over_rounding)))
+    if report.verified:
+        parts += _through_verify(report.of_verify)
     if report.perplexity is not None:
         parts.append(Text(_perplexity(report)))
     verdict = "check passed" if report.passed else f"check FAILED, {len(report.violations)} limits broken"
     parts.append(Text(verdict, style="green" if report.passed else "bold red"))
     return Group(*parts)
+
+
+def _through_verify(report: CheckReport) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text("The same prompts through the method verify, several tokens a call:")]
+    parts += [_table(report, against) for against in REFERENCES]
+    if report.kl_over_rounding is not None:
+        parts.append(Text(_over_rounding(report.kl_over_rounding)))
+    return parts
 
 
 def _table(report: CheckReport, against: Against) -> Table:

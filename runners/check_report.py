@@ -158,6 +158,22 @@ class CheckReport(Strict):
     limits_unquantized: Limits
     violations: tuple[Violation, ...]
     cases: tuple[CaseReport, ...] = ()
+    verified: tuple[PromptReport, ...] = ()  # the same prompts through the method verify; empty: there is none
+
+    @property
+    def of_verify(self) -> CheckReport:
+        """What was found through the method verify, as a report of its own; it has no verdict of its own."""
+        return self.model_copy(
+            update={
+                "prompts": self.verified,
+                "verified": (),
+                "cases": (),
+                "perplexity": None,
+                "repeatable": True,
+                "kl_over_rounding": kl_over_rounding(self.verified),
+                "violations": (),
+            }
+        )
 
     def top_share(self, against: Against, figure: Literal["equal_top1", "equal_top5"]) -> float:
         """Share of the rows of all cases whose likeliest entry, or five, are the reference's."""

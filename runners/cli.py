@@ -107,6 +107,9 @@ def run(
     ] = False,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Hold a conversation.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after an answer.")] = False,
+    speculate: Annotated[
+        bool, typer.Option("--speculate", help="Guess repetitions and verify several tokens a call. Greedy only.")
+    ] = False,
     audio: Annotated[Path | None, typer.Option(help="A WAV file, for a package that transcribes recordings.")] = None,
     image: Annotated[Path | None, typer.Option(help="A PNG or JPEG file, for a package that reads images.")] = None,
     json: Annotated[
@@ -132,16 +135,18 @@ def run(
     _refuse_given(context, opened, {"json"} if opened.manifest.model.task == WITH_IMAGES else {"image", "json"})
     _require_effect(sampling)
     if opened.manifest.model.task in WITH_ENCODER:
-        _refuse_given(context, opened, {"system", "raw", "interactive"})
+        _refuse_given(context, opened, {"system", "raw", "interactive", "speculate"})
         _answer(opened, prompt, audio, threads, sampling, max_new_tokens, stats=stats)
         return
     _refuse_given(context, opened, {"audio"})
+    if speculate:
+        _require_speculation(opened, sampling)
     template = None if raw else open_template(opened)
     _require_usable(opened, prompt, template, system=system, raw=raw, interactive=interactive)
     if image is not None and interactive:
         raise UserError("--image is read with one question: leave --interactive out.")
     text = None if prompt is None else _prompt_text(prompt)
-    speaker = _speaker(opened, sampling, threads, max_new_tokens, stats=stats)
+    speaker = _speaker(opened, sampling, threads, max_new_tokens, stats=stats, speculate=speculate)
     if interactive:
         assert template is not None, "required above"
         chat(speaker, template, system, _lines(speaker.notes, text))
@@ -164,6 +169,10 @@ def bench(
     against: Annotated[
         Path | None, typer.Option(help="A second package, measured trial by trial in turn with the first.")
     ] = None,
+    speculate: Annotated[
+        bool,
+        typer.Option("--speculate", help="Also measure speculation, on a repetitive and on a free text."),
+    ] = False,
 ) -> None:
     """Measure loading, prefill and decoding, as median and percentiles of warm trials.
 
@@ -176,14 +185,16 @@ def bench(
     work = Workload(prompt_tokens, new_tokens, trials, warmup, at)
     if json is not None:
         require_writable(json)
+    if speculate and against is not None:
+        raise UserError("--speculate measures one package: leave --against out.")
     packages = [open_package(path) for path in (package, against) if path is not None]
     report: BenchReport | CallsReport
     if packages[0].manifest.model.task in WITHOUT_CACHE:
-        _refuse_given(context, packages[0], {"new_tokens", "at"})
+        _refuse_given(context, packages[0], {"new_tokens", "at", "speculate"})
         lengths = (prompt_tokens,) if _is_given(context, "prompt_tokens") else None
         report = _measure_calls(packages, lengths, trials, warmup, threads)
     else:
-        report = _measure(packages, work, threads)
+        report = _measure(packages, work, threads, speculate=speculate)
     if json is not None:
         write_text(json, report.model_dump_json(indent=2) + "\n")
 
@@ -264,14 +275,20 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _measure(packages: list[Package], work: Workload, threads: int | None) -> BenchReport:
+def _measure(packages: list[Package], work: Workload, threads: int | None, *, speculate: bool) -> BenchReport:
     from runners.bench import measure
     from runners.bench_report import show
+    from runners.bench_speculation import measure_speculation, require_measurable
     from runners.machine import describe
 
     notes = Console(stderr=True)
+    if speculate:
+        require_measurable(packages[0], work)
     with notes.status("starting") as status:
-        report = measure(packages, work, threads, describe(), lambda stage: status.update(stage))
+        report = measure(packages, work, threads, describe(), status.update)
+        if speculate:
+            found = measure_speculation(packages[0], work, report.threads, status.update)
+            report = report.model_copy(update={"speculation": found})
     show(report, Console())
     return report
 
@@ -328,6 +345,17 @@ def _require_effect(sampling: Sampling) -> None:
         )
 
 
+def _require_speculation(package: Package, sampling: Sampling) -> None:
+    from runners.speculation import require_speculation
+
+    if sampling.temperature > 0:
+        raise UserError(
+            f"--speculate takes the likeliest tokens, and --temperature {sampling.temperature} draws others: leave one "
+            "of the two out."
+        )
+    require_speculation(package)
+
+
 def _prompt_text(prompt: str) -> str:
     """The prompt itself, or standard input for '-'; without the line end that a shell appends."""
     if prompt != "-":
@@ -357,7 +385,15 @@ def _prompt_ids(
     return encode_chat(speaker.codec, template, messages)
 
 
-def _speaker(package: Package, sampling: Sampling, threads: int | None, max_new_tokens: int, *, stats: bool) -> Speaker:
+def _speaker(
+    package: Package,
+    sampling: Sampling,
+    threads: int | None,
+    max_new_tokens: int,
+    *,
+    stats: bool,
+    speculate: bool,
+) -> Speaker:
     from runners.chat import Speaker
     from runners.multimodal import open_text_session
     from runners.sampling import Sampler
@@ -369,7 +405,7 @@ def _speaker(package: Package, sampling: Sampling, threads: int | None, max_new_
     session = open_text_session(package, threads)
     if stats:
         notes.print(f"loaded in {(perf_counter() - begin) * 1e3:.0f} ms", style="dim", highlight=False)
-    return Speaker(session, codec, Sampler(sampling), max_new_tokens, _write, notes, stats)
+    return Speaker(session, codec, Sampler(sampling), max_new_tokens, _write, notes, stats, speculate)
 
 
 def _write(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from runners.session import ContextEndError
+from runners.speculation import Acceptance, Speculation
 
 
 class Finish(Enum):
@@ -31,7 +32,8 @@ class Answer:
     prompt_tokens: int  # prefilled now, without what the cache already held
     prefill_seconds: float  # until the first token was chosen
     decode_seconds: float
-    steps: int  # tokens fed one by one during ``decode_seconds``
+    steps: int  # tokens fed during ``decode_seconds``
+    acceptance: Acceptance | None = None  # None: they were fed one by one
 
 
 class Decoder(Protocol):
@@ -57,6 +59,7 @@ def generate(
     max_new_tokens: int,
     emit: Callable[[int], None],
     stopped: Callable[[], bool] = lambda: False,
+    speculation: Speculation | None = None,
 ) -> Answer:
     """Continue the session's tokens with ``prompt`` and an answer.
 
@@ -68,31 +71,50 @@ def generate(
         max_new_tokens: tokens of the answer at most, 1 or more.
         emit: called with each token of the answer as soon as it is chosen.
         stopped: asked before each step; true ends the answer.
+        speculation: a new one of this session; it chooses all tokens but the first, greedily.
 
     Raises:
         UserError: the prompt is empty or does not fit.
     """
     start = perf_counter()
-    token = choose(session.prefill(prompt))
+    chosen = [choose(session.prefill(prompt))]
     first = perf_counter()
     before = session.position
     tokens: list[int] = []
-    while True:
-        if token in eos_ids:
-            finish = Finish.EOS
-            break
-        tokens.append(token)
-        emit(token)
-        if len(tokens) >= max_new_tokens:
-            finish = Finish.LENGTH
-            break
+    if speculation is not None:
+        speculation.begin()
+    while (finish := _take(chosen, tokens, eos_ids, max_new_tokens, emit)) is None:
         if stopped():
             finish = Finish.STOPPED
             break
         try:
-            token = choose(session.step(token))
+            if speculation is not None:
+                chosen = speculation.advance(tokens[-1], max_new_tokens - len(tokens))
+            else:
+                chosen = [choose(session.step(tokens[-1]))]
         except ContextEndError:
             finish = Finish.CONTEXT
             break
+    if speculation is not None:
+        speculation.end(before + len(tokens))
     seconds = perf_counter() - first
-    return Answer(tuple(tokens), finish, len(prompt), first - start, seconds, session.position - before)
+    acceptance = speculation.acceptance if speculation is not None else None
+    return Answer(tuple(tokens), finish, len(prompt), first - start, seconds, session.position - before, acceptance)
+
+
+def _take(
+    chosen: Sequence[int],
+    tokens: list[int],
+    eos_ids: frozenset[int],
+    max_new_tokens: int,
+    emit: Callable[[int], None],
+) -> Finish | None:
+    """Append what was chosen to the answer's tokens, up to what ends it; None: nothing does."""
+    for token in chosen:
+        if token in eos_ids:
+            return Finish.EOS
+        tokens.append(token)
+        emit(token)
+        if len(tokens) >= max_new_tokens:
+            return Finish.LENGTH
+    return None

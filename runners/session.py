@@ -71,6 +71,12 @@ class Session:
         return _forward_entry(self.package).inputs[0].shape[1]
 
     @property
+    def max_verify(self) -> int:
+        """Tokens that one call of ``verify`` takes at most; 0 where the program has no such method."""
+        entry = self.package.manifest.methods.get("verify")
+        return entry.inputs[0].shape[1] if entry is not None else 0
+
+    @property
     def rows(self) -> int:
         """B: sequences that a call of the program takes."""
         return _forward_entry(self.package).inputs[0].shape[0]
@@ -129,6 +135,22 @@ class Session:
         self._tokens.append(token)
         return logits[-1]
 
+    def verify(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append up to ``max_verify`` tokens with one call, and see what follows each: :meth:`rewind` takes back some.
+
+        Returns:
+            float32 [n, V]: logits after each token. Valid until the next call.
+
+        Raises:
+            UserError: an id lies outside the vocabulary, or the tokens do not fit into the cache.
+        """
+        assert self._verify is not None, "the program has no method verify"
+        assert 0 < len(ids) <= self.max_verify, f"{len(ids)} tokens for one call, expected 1 to {self.max_verify}"
+        self._require_room(ids)
+        logits = self._call(self._verify, torch.tensor([list(ids)], dtype=torch.int64))
+        self._tokens.extend(ids)
+        return logits
+
     def reset(self) -> None:
         """Start a new sequence."""
         self.rewind(0)
@@ -158,6 +180,7 @@ class Session:
         assert forward is not None
         self._forward: LoadedMethod = forward
         self._decode: LoadedMethod = self._program.method("decode") or forward
+        self._verify: LoadedMethod | None = self._program.method("verify")
         self._one = torch.zeros(1, 1, dtype=torch.int64)
         self._position = torch.zeros(1, dtype=torch.int64)
         self._cache = tuple(_zeros(spec) for spec in entry.inputs[2:])  # empty where the program holds the cache

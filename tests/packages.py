@@ -35,6 +35,7 @@ from runners.manifest import (
 from tests import tiny
 
 V, D, L, CHUNK = 300, 16, 64, 8
+LONGEST = {"forward": CHUNK, "decode": 1, "verify": 5}  # tokens a call
 Placement = Literal["buffer", "io"]
 
 
@@ -81,16 +82,15 @@ def eager_logits(ids: list[int]) -> torch.Tensor:
         return Buffered()(torch.tensor([ids]), torch.tensor([0]))[0]
 
 
-def program_bytes(placement: Placement, *, decode: bool) -> bytes:
+def program_bytes(placement: Placement, *, decode: bool, verify: bool = False) -> bytes:
     """The toy model as an ExecuTorch program."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes import MemoryPlanningPass
     from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
 
-    methods = {"forward": _exported(placement, CHUNK)}
-    if decode:
-        methods["decode"] = _exported(placement, 1)
+    names = ["forward"] + ["decode"] * decode + ["verify"] * verify
+    methods = {name: _exported(placement, LONGEST[name]) for name in names}
     edge = to_edge_transform_and_lower(
         methods,
         partitioner=[XnnpackPartitioner()],
@@ -173,7 +173,7 @@ def _manifest(program: Program, tokenizer: Tokenizer | None, files: dict[str, Fi
         ),
         config={},
         quantization={},
-        methods={name: _method(program.placement, CHUNK if name == "forward" else 1) for name in program.methods},
+        methods={name: _method(program.placement, LONGEST[name]) for name in program.methods},
         constant_methods={},
         cache=Cache(
             placement=program.placement, attention="portable", max_length=L, bytes=tensor.bytes, tensors=[tensor]

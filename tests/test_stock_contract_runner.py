@@ -80,7 +80,7 @@ def expected_text(fast, first: int, letters: int) -> str:
     return fast.decode(answer)
 
 
-@pytest.mark.parametrize("methods", [("forward",), ("forward", "decode"), ("forward", "one_token")])
+@pytest.mark.parametrize("methods", [("forward",), ("forward", "decode"), ("forward", "verify")])
 def test_the_verdict_is_the_stock_runner_s(methods: tuple[str, ...], tokenizer, tmp_path: Path) -> None:
     fast, tokenizer_path = tokenizer
     first, letters = fast.encode("a").ids[0], 26
