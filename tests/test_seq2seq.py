@@ -273,7 +273,7 @@ def test_run_writes_the_answer(built: Built) -> None:
         ({"check": {"prompts": ["word " * 60]}}, r"check\.prompts: entry 0 has \d+ tokens; the encoder takes 1 to 48"),
         ({"check": {"audio": ["0.wav"]}}, r"check\.audio: has no effect on a model for text2text"),
         (
-            {"quantize": {"linear": "8da4w", "group_size": 16}},
+            {"quantize": {"linear": "8da4w"}},
             r"quantize\.scales: imatrix runs tokens through",
         ),
     ],
