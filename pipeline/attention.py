@@ -6,7 +6,7 @@ N is the cache's length; of a layer with a window W it is W + S.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -20,6 +20,7 @@ from transformers.masking_utils import (
     eager_mask,
 )
 
+from pipeline.caches.device import AttentionShape
 from runners.errors import UserError
 
 Attention = Literal["custom", "portable"]
@@ -27,13 +28,17 @@ Position: TypeAlias = int | torch.SymInt
 MaskFunction = Callable[..., torch.Tensor]
 
 # What a model may ask of its attention: keyword -> its name for messages.
+_PORTABLE_LACKS = {
+    "head_mask": "a head mask",
+    "sinks": "attention sinks by token",
+    "block_indices": "blocks chosen by an indexer",
+}
 _CUSTOM_LACKS = {
     "softcap": "soft-capped scores",
     "s_aux": "attention sinks",
     "position_bias": "a bias by position",
-    "head_mask": "a head mask",
+    **_PORTABLE_LACKS,
 }
-_PORTABLE_LACKS = {"head_mask": "a head mask"}
 
 
 def custom(
@@ -201,6 +206,16 @@ class Observed:
 
     calls: int = 0  # through transformers' attention interface
     needs: set[str] = field(default_factory=set)  # what ``custom`` lacks
+    windows: bool = False  # whether a mask had a window, or chunks
+    read: list[torch.Tensor] = field(default_factory=list)  # keys and values; held, so that no two share an address
+
+    def reads_as_it_lies(self, stored: Sequence[torch.Tensor]) -> bool:
+        """Whether every call read keys and values that a cache returned, not what the model made of them."""
+        return {_place(x) for x in self.read} <= {_place(x) for x in stored}
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
 
 
 @contextmanager
@@ -210,11 +225,14 @@ def observed_attention(model: PreTrainedModel) -> Iterator[Observed]:
 
     def attend(*args: torch.Tensor, **kwargs: object) -> object:
         seen.calls += 1
+        seen.read += args[2:4]
         seen.needs |= {what for keyword, what in _CUSTOM_LACKS.items() if kwargs.get(keyword) is not None}
         return portable(*args, **kwargs)  # type: ignore[arg-type]
 
     def mask(*, mask_function: MaskFunction = causal_mask_function, **kwargs: object) -> object:
-        if mask_function is not causal_mask_function and kwargs.get("local_size") is None:
+        if kwargs.get("local_size") is not None:
+            seen.windows = True
+        elif mask_function is not causal_mask_function:
             seen.needs.add("a mask of its own")
         return eager_mask(mask_function=mask_function, **kwargs)
 
@@ -227,7 +245,8 @@ def observed_attention(model: PreTrainedModel) -> Iterator[Observed]:
 def choose_attention(
     wanted: Literal["auto", "custom", "portable"],
     seen: Observed,
-    widths: list[tuple[int, int]],
+    layers: Sequence[AttentionShape],
+    stored: Sequence[torch.Tensor],
     placement: str,
     batch_size: int = 1,
 ) -> Attention:
@@ -236,7 +255,8 @@ def choose_attention(
     Args:
         wanted: the configuration's.
         seen: what the model asked for.
-        widths: of the keys and values of each attention layer.
+        layers: sizes of each attention layer.
+        stored: keys and values of each attention layer, after the model ran.
         placement: of the cache.
         batch_size: of the cache.
 
@@ -245,7 +265,7 @@ def choose_attention(
     """
     if wanted == "portable":
         return "portable"
-    why_not = _why_not_custom(seen, widths, placement, batch_size)
+    why_not = _why_not_custom(seen, layers, stored, placement, batch_size)
     if why_not is None:
         return "custom"
     if wanted == "custom":
@@ -253,17 +273,23 @@ def choose_attention(
     return "portable"
 
 
-def _why_not_custom(seen: Observed, widths: list[tuple[int, int]], placement: str, batch_size: int) -> str | None:
-    if not widths:
+def _why_not_custom(
+    seen: Observed, layers: Sequence[AttentionShape], stored: Sequence[torch.Tensor], placement: str, batch_size: int
+) -> str | None:
+    if not layers:
         return "it has no attention layers"
     if placement != "buffer":
         return f"it writes a cache inside the program, and cache.placement is {placement}"
     if batch_size > 1:
         return f"it takes one position for all rows, and cache.batch_size is {batch_size}"
-    if seen.calls < len(widths):
+    if seen.calls < len(layers):
         return "it attends by code of its own, not through transformers' attention interface"
     if seen.needs:
         return f"its attention needs {', '.join(sorted(seen.needs))}"
-    if uneven := next((pair for pair in widths if pair[0] != pair[1]), None):
-        return f"its keys are {uneven[0]} wide and its values {uneven[1]}"
+    if not seen.reads_as_it_lies(stored):
+        return "it changes keys or values on their way from the cache to its attention, and custom stores other axes"
+    if seen.windows and all(layer.window is None for layer in layers):
+        return "it masks windows or chunks over a cache that keeps all tokens"
+    if uneven := next((layer for layer in layers if layer.key_width != layer.value_width), None):
+        return f"its keys are {uneven.key_width} wide and its values {uneven.value_width}"
     return None

@@ -6,7 +6,9 @@ import inspect
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache as ModelCache
 
+from pipeline.agreement import require_agreement
 from pipeline.artifacts import Quantized, Registered
 from pipeline.attention import Attention, choose_attention, observed_attention
 from pipeline.caches import (
@@ -29,11 +31,15 @@ def register(quantized: Quantized, settings: CacheSettings, export: ExportSettin
 
     Raises:
         UserError: the length exceeds the model's limit, a layer's kind has no device cache, or the attention that
-            ``export`` asks for does not fit the model.
+            ``export`` asks for does not fit the model, or the model says something else with such a cache.
     """
     check_length(quantized.model.config.get_text_config(decoder=True), settings.max_length)
     shapes, attention = measured(quantized.model, settings, export)
     _check_batch(quantized.model, shapes, settings.batch_size)
+    keeping = state_keeping(quantized.model)
+    if not keeping.has_own_states:
+        trial = device_cache(attention, shapes, settings.max_length, torch.float32)
+        require_agreement(quantized.model, cache_argument(quantized.model), keeping, trial, attention)
     cache = device_cache(attention, shapes, settings.max_length, torch.float32, settings.batch_size)
     entry = entry_of(DeviceCache)
     tensors = cache_tensors(entry, cache)
@@ -57,8 +63,16 @@ def measured(
     with torch.inference_mode(), observed_attention(model) as seen:
         output = model(**arguments)
     shapes = keeping.shapes(model, cache, output)
-    widths = [(s.attention.key_width, s.attention.value_width) for s in shapes if s.attention is not None]
-    return shapes, choose_attention(export.attention, seen, widths, settings.placement, settings.batch_size)
+    layers = [shape.attention for shape in shapes if shape.attention is not None]
+    attention = choose_attention(
+        export.attention, seen, layers, _keys_and_values(cache), settings.placement, settings.batch_size
+    )
+    return shapes, attention
+
+
+def _keys_and_values(cache: ModelCache | None) -> list[torch.Tensor]:
+    found = [getattr(layer, name, None) for layer in getattr(cache, "layers", ()) for name in ("keys", "values")]
+    return [each for each in found if isinstance(each, torch.Tensor)]
 
 
 def _check_batch(model: PreTrainedModel, shapes: list[LayerShape], batch_size: int) -> None:

@@ -33,11 +33,13 @@ class StateKeeping:
         new_cache: an empty cache as the model takes it; None: it makes its own.
         shapes: what each layer keeps, once the model has run a token and returned the third argument.
         scope: in it, the model takes a device cache by the keyword given.
+        has_own_states: whether some states are not in its cache, but where only ``scope`` finds them.
     """
 
     new_cache: Callable[[PreTrainedModel], Cache | None]
     shapes: Callable[[PreTrainedModel, Cache, ModelOutput], list[LayerShape]]
     scope: Callable[[PreTrainedModel, str], AbstractContextManager[None]]
+    has_own_states: bool = True
 
 
 def state_keeping(model: PreTrainedModel) -> StateKeeping:
@@ -160,7 +162,10 @@ def _dynamic_cache(model: PreTrainedModel) -> Cache:
 
 
 _IN_THE_CACHE = StateKeeping(
-    _dynamic_cache, lambda model, cache, output: layer_shapes(cache), lambda model, cache_name: nullcontext()
+    _dynamic_cache,
+    lambda model, cache, output: layer_shapes(cache),
+    lambda model, cache_name: nullcontext(),
+    has_own_states=False,
 )
 _ROWS = {
     "minimax": StateKeeping(lambda model: MiniMaxCache(), _minimax_shapes, _minimax_scope),
