@@ -177,6 +177,7 @@ class _Line:
         constants = self.task.constant_methods(self.loaded, exported.facts)
         with self._stages.stage("lower"):
             lowered = lower(exported, settings.lower, constants)
+        del self.exported  # lowering rewrote its programs, and nobody reads them again
         with self._stages.stage("emit"):
             emitted = emit(lowered, constants, self._directory / PROGRAM_NAME)
             self._cache.store("emit", self._emit_key, lambda entry: kept.write_emitted(emitted, entry))
