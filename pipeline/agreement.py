@@ -15,6 +15,7 @@ from pipeline.caches import DeviceCache
 from pipeline.caches.own_states import StateKeeping
 from pipeline.positions import given_positions
 from runners.errors import UserError
+from runners.runtime import native_log
 
 _TOKENS = 3  # fed one by one: the first alone, then some that see others
 # Of the largest difference of a logit, in standard deviations of the logits: models that are wrong are off by more than
@@ -42,7 +43,8 @@ def require_agreement(
     ids = torch.randint(size, (count,), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = _own(model, cache_name, keeping, ids)
-    with torch.inference_mode(), attention_of(model, attention), given_positions(model, cache_name):
+    quiet = native_log()  # of kernels that here run outside a program, and say so
+    with torch.inference_mode(), attention_of(model, attention), given_positions(model, cache_name), quiet:
         said = _device(model, cache_name, cache, ids)
     difference = ((said - expected).abs().max() / expected.std().clamp(min=1e-9)).item()
     if not difference <= _BOUND:

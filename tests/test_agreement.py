@@ -85,6 +85,12 @@ def test_a_model_that_would_say_something_else_is_refused(config: tf.PreTrainedC
         attention_of(config)
 
 
+def test_the_kernels_that_run_in_the_build_are_not_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    config = tf.LlamaConfig(**SIZES, num_key_value_heads=2, bos_token_id=1, eos_token_id=2)
+    assert attention_of(config) == "custom"
+    assert capfd.readouterr().err == ""
+
+
 def test_a_decoder_of_the_same_class_is_taken() -> None:
     assert attention_of(bert(is_decoder=True)) in ("custom", "portable")
 
