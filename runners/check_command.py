@@ -22,6 +22,7 @@ from runners.check_report import (
     quantized_limits_from_config,
     write_report,
 )
+from runners.encoder_decoder import TASKS as WITH_ENCODER
 from runners.encoder_decoder import open_session
 from runners.errors import CheckFailedError, UserError
 from runners.files import require_writable
@@ -100,10 +101,10 @@ def command_eager(
     if any(not prompt.strip() for prompt in prompts):
         raise UserError("--eager: the prompt is empty; give some text.")
     opened = _open(package, json)
-    if opened.manifest.model.task in TASKS:
+    if opened.manifest.model.task in (*TASKS, *WITH_ENCODER):
         raise UserError(
-            f"--eager decodes prompts, and {package} is for {opened.manifest.model.task}: add your texts or images to "
-            "check.prompts or check.images of its configuration, and build it again."
+            f"--eager decodes prompts, and {package} is for {opened.manifest.model.task}: add your texts, recordings "
+            "or images to check.prompts, check.audio or check.images of its configuration, and build it again."
         )
     goldens, full = references(opened, prompts, steps)
     ties = _BROKEN_BY_A_TIE if any(prompt.rounding is not None for prompt in goldens.prompts) else ()
