@@ -258,5 +258,5 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
 
 
 def _window(tensor: CacheTensor, attention: str) -> int:
-    """Positions a sliding tensor keeps: [B, L, K, D] with custom attention, else L is one of the two middle axes."""
-    return tensor.shape[1] if attention == "custom" else min(tensor.shape[1:3])
+    """Positions a sliding tensor keeps: [B, W, K, D] with custom attention, else [B, K, W, D]."""
+    return tensor.shape[1] if attention == "custom" else tensor.shape[2]

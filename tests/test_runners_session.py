@@ -193,3 +193,15 @@ def test_a_window_that_still_holds_everything_goes_back(package):
     session = Session.open(Package(package.path, with_kind("sliding")(package.manifest)))
     session.prefill(ids(8))
     assert session.rewind(3) == 3
+
+
+@pytest.mark.parametrize(("attention", "shape"), [("custom", [1, 8, 2, 16]), ("portable", [1, 2, 8, 16])])
+def test_the_length_of_a_window_is_where_its_attention_has_it(package, attention, shape):
+    cache = package.manifest.cache
+    tensor = cache.tensors[0].model_copy(update={"kind": "sliding", "shape": shape})
+    cache = cache.model_copy(update={"tensors": [tensor], "attention": attention})
+    session = Session.open(Package(package.path, package.manifest.model_copy(update={"cache": cache})))
+    session.prefill(ids(8))
+    assert session.rewind(3) == 3
+    session.prefill(ids(6, 3))
+    assert session.rewind(3) == 0
