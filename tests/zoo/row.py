@@ -9,11 +9,12 @@ from typing import Literal
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from pipeline.artifacts import Extras
 from pipeline.config import ExportSettings
 from pipeline.tasks import TASKS
 from runners.manifest import TaskName
 
-Placement = Literal["buffer", "io"]
+Placement = Literal["buffer", "io", "none"]
 Stage = Literal["export", "lower", "decode"]
 SEED = 0
 
@@ -36,7 +37,9 @@ class Family:
         config: makes the configuration. Weights are drawn wide enough that greedy choices are no ties.
         task: one of ``TASKS``.
         export: settings that the family needs.
-        placements: of the cache; a row each.
+        extras: makes what a runner needs beside the program.
+        encoder_length: the longest input of an encoder; None: what the model was made for.
+        placements: of the cache, or none of a model without; a row each.
         ci: the placements of which every run of the tests builds a row.
         cannot: why no row of it works; None: all do.
         longer: why a program takes one token a call; None: it takes as many as its smallest window.
@@ -47,6 +50,8 @@ class Family:
     config: Callable[[], PreTrainedConfig]
     task: TaskName = "text-generation"
     export: ExportSettings = field(default_factory=ExportSettings)
+    extras: Callable[[], Extras] = Extras
+    encoder_length: int | None = None
     placements: tuple[Placement, ...] = ("buffer", "io")
     ci: tuple[Placement, ...] = ()
     cannot: Cannot | None = None
@@ -71,7 +76,7 @@ class Row:
     @property
     def key(self) -> str:
         """Names the row in the results and in pytest."""
-        return f"{self.family.name}-{self.placement}"
+        return f"{self.family.name}-{self.placement if self.placement != 'none' else self.family.task}"
 
 
 @dataclass(frozen=True)
@@ -87,5 +92,5 @@ class Result:
     attention: str = ""
     tokens_a_call: int = 0
     delegates: dict[str, int] = field(default_factory=dict)  # of each method
-    undelegated: dict[str, int] = field(default_factory=dict)  # operator -> how often, in all methods
+    undelegated: dict[str, dict[str, int]] = field(default_factory=dict)  # of each method, operator -> how often
     error: str | None = None  # of the stage that failed
