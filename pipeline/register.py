@@ -56,7 +56,12 @@ def register(quantized: Quantized, settings: CacheSettings, export: ExportSettin
 def measured(
     model: PreTrainedModel, settings: CacheSettings, export: ExportSettings
 ) -> tuple[list[LayerShape], Attention]:
-    """Run one token, and return the sizes of each layer's cache and the attention that fits the model."""
+    """Run one token, and return the sizes of each layer's cache and the attention that fits the model.
+
+    Raises:
+        UserError: a layer's kind has no device cache, its window is not in the model's mask, or the attention that
+            ``export`` asks for does not fit.
+    """
     keeping = state_keeping(model)
     cache = keeping.new_cache(model)
     arguments = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "use_cache": True, cache_argument(model): cache}
@@ -64,6 +69,12 @@ def measured(
         output = model(**arguments)
     shapes = keeping.shapes(model, cache, output)
     layers = [shape.attention for shape in shapes if shape.attention is not None]
+    window = next((layer.window for layer in layers if layer.window is not None), None)
+    if window is not None and seen.calls and not seen.windows:
+        raise UserError(
+            f"model: {type(model).__name__} keeps the last {window} tokens in its cache, but its mask has no window: "
+            "what it says depends on how its tokens are fed. It cannot be built."
+        )
     attention = choose_attention(
         export.attention, seen, layers, _keys_and_values(cache), settings.placement, settings.batch_size
     )

@@ -79,6 +79,13 @@ def test_attention_that_would_not_fit_is_not_chosen(config: type[tf.PreTrainedCo
         attention_of(config(), "custom")
 
 
+def test_a_window_that_only_the_cache_has_is_refused() -> None:
+    sizes = {name: SIZES[name] for name in SIZES if name not in ("intermediate_size", "pad_token_id")}
+    moshi = tf.MoshiConfig(**sizes, num_key_value_heads=2, ffn_dim=48, sliding_window=WINDOW, head_dim=8)
+    with pytest.raises(UserError, match="keeps the last 4 tokens in its cache, but its mask has no window"):
+        attention_of(moshi)
+
+
 @pytest.mark.parametrize("config", [gpt_neo(), bert(is_decoder=False)], ids=["gpt_neo", "bert"])
 def test_a_model_that_would_say_something_else_is_refused(config: tf.PreTrainedConfig) -> None:
     with pytest.raises(UserError, match="says something else with a device's cache than with transformers' own"):
