@@ -22,16 +22,28 @@ _IMPLEMENTATION = "batched_mm"
 @contextmanager
 def exportable_experts(model: PreTrainedModel) -> Iterator[None]:
     """Let the model's experts, if it has any, be computed in a batch inside the scope; afterwards as before."""
+    with replaced(Llama4TextMoe, "forward", _all_experts), _computed(model, _IMPLEMENTATION):
+        yield
+
+
+@contextmanager
+def experts_one_by_one(model: PreTrainedModel) -> Iterator[None]:
+    """Let the experts be computed in a loop inside the scope: in float64 too, which the default's operator refuses."""
+    with _computed(model, "eager"):
+        yield
+
+
+@contextmanager
+def _computed(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     before = model.config._experts_implementation
-    with replaced(Llama4TextMoe, "forward", _all_experts):
-        if not model._can_set_experts_implementation():
-            yield
-            return
-        model.set_experts_implementation(_IMPLEMENTATION)
-        try:
-            yield
-        finally:
-            model.set_experts_implementation(before)
+    if not model._can_set_experts_implementation():
+        yield
+        return
+    model.set_experts_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
 
 
 def _all_experts(moe: Llama4TextMoe, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from pipeline.artifacts import Loaded, LoadedTokenizer, Quantized
 from pipeline.config import CheckSettings
+from pipeline.experts import experts_one_by_one
 from pipeline.goldens import (
     Prompt,
     assemble,
@@ -87,7 +88,9 @@ def record_along(
     del reference  # float64 takes twice its memory
     rounding = None
     if quantizes_activations(quantized):
-        rounding = rounding_of(reference_of(quantized, torch.float64), prompts, ours)
+        precise = reference_of(quantized, torch.float64)
+        with experts_one_by_one(precise):
+            rounding = rounding_of(precise, prompts, ours)
     theirs = record_forced(source, prompts, tokens_of(ours), keep_logits=True)
     golden_text = None
     if text is not None:

@@ -8,9 +8,11 @@ from torchao.quantization import IntxUnpackedToInt8Tensor
 from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import (
     _apply_int8_act_asym_per_token_quant_dequant as torchao_s,
 )
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from pipeline.artifacts import Loaded
 from pipeline.config import QuantizeSettings
+from pipeline.experts import experts_one_by_one
 from pipeline.quantization.reference import fake_quantize, quantizes_activations, reference_of
 from pipeline.quantize import quantize
 from tests import tiny
@@ -128,3 +130,13 @@ def test_no_weight_is_held_in_float64(model) -> None:
     """Only what is made while a layer runs is: together they would take twice the memory of the model."""
     precise = reference_of(quantized(model, **EIGHT_BITS), torch.float64)
     assert {p.dtype for p in precise.parameters()} == {torch.float32}
+
+
+def test_experts_are_computed_in_float64_too() -> None:
+    sizes = dict(vocab_size=300, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2)
+    config = MixtralConfig(**sizes, num_hidden_layers=1, num_local_experts=4, max_position_embeddings=64)
+    model = quantized(MixtralForCausalLM(config).eval().requires_grad_(False), linear="8da4w", scales="minmax")
+    precise = reference_of(model, torch.float64)
+    with experts_one_by_one(precise):
+        said = logits(precise, torch.float64)
+    torch.testing.assert_close(said.float(), logits(model), rtol=0, atol=0.05)
