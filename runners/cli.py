@@ -8,9 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,15 +16,14 @@ from rich.console import Console
 
 from runners.errors import CheckFailedError, UserError
 from runners.quiet_libraries import quiet_libraries
+from runners.terminal import prompt_text, write
 
 if TYPE_CHECKING:
     from runners.bench import Workload
     from runners.bench_calls import CallsReport
     from runners.bench_report import BenchReport
-    from runners.chat import Speaker
     from runners.package import Package
     from runners.sampling import Sampling
-    from runners.template import ChatTemplate
 
 TRACEBACK_VARIABLE = "PTELINE_TRACEBACK"
 WITHOUT_CACHE = ("fill-mask", "embedding", "image-classification")  # as ``runners.caller.TASKS``, which loads slowly
@@ -121,38 +118,29 @@ def run(
     Greedy by default: give --temperature to sample. The answer goes to standard output, everything else to standard
     error. Of a package without a cache: print a text's embedding, the tokens behind its masks, or an image's labels.
     """
-    from runners.chat import answer, chat
     from runners.package import open_package
+    from runners.run_command import RunOptions, command, require_effect
     from runners.sampling import Sampling
-    from runners.template import open_template
 
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     opened = open_package(package)
     if opened.manifest.model.task in WITHOUT_CACHE:
         _refuse_given(context, opened, set(context.params) - {"package", "prompt", "threads", "image", "json"})
-        _write(_encoded(opened, prompt, image, threads, json=json))
+        write(_encoded(opened, prompt, image, threads, json=json))
         return
     _refuse_given(context, opened, {"json"} if opened.manifest.model.task == WITH_IMAGES else {"image", "json"})
-    _require_effect(sampling)
+    require_effect(sampling)
     if opened.manifest.model.task in WITH_ENCODER:
         _refuse_given(context, opened, {"system", "raw", "interactive", "speculate"})
         _answer(opened, prompt, audio, threads, sampling, max_new_tokens, stats=stats)
         return
     _refuse_given(context, opened, {"audio"})
-    if speculate:
-        _require_speculation(opened, sampling)
-    template = None if raw else open_template(opened)
-    _require_usable(opened, prompt, template, system=system, raw=raw, interactive=interactive)
-    if image is not None and interactive:
-        raise UserError("--image is read with one question: leave --interactive out.")
-    text = None if prompt is None else _prompt_text(prompt)
-    speaker = _speaker(opened, sampling, threads, max_new_tokens, stats=stats, speculate=speculate)
-    if interactive:
-        assert template is not None, "required above"
-        chat(speaker, template, system, _lines(speaker.notes, text))
-    else:
-        assert text is not None, "required above"
-        answer(speaker, _prompt_ids(speaker, template, system, text, image))
+    command(
+        opened,
+        RunOptions(
+            prompt, image, system, raw, interactive, sampling, max_new_tokens, threads, stats=stats, speculate=speculate
+        ),
+    )
 
 
 @app.command()
@@ -241,7 +229,7 @@ def inspect(
 def _encoded(package: Package, prompt: str | None, image: Path | None, threads: int | None, *, json: bool) -> str:
     from runners.encode import command
 
-    return command(package, None if prompt is None else _prompt_text(prompt), image, threads, as_json=json)
+    return command(package, None if prompt is None else prompt_text(prompt), image, threads, as_json=json)
 
 
 def _answer(
@@ -257,8 +245,8 @@ def _answer(
     from runners.answers import Writing, command
     from runners.sampling import Sampler
 
-    writing = Writing(Sampler(sampling), max_new_tokens, _write, Console(stderr=True), stats)
-    command(package, None if prompt is None else _prompt_text(prompt), audio, threads, writing)
+    writing = Writing(Sampler(sampling), max_new_tokens, write, Console(stderr=True), stats)
+    command(package, None if prompt is None else prompt_text(prompt), audio, threads, writing)
 
 
 def _refuse_given(context: typer.Context, package: Package, names: set[str]) -> None:
@@ -304,130 +292,6 @@ def _measure_calls(
         report = measure_calls(packages, calls, threads, describe(), status.update)
     show_calls(report, Console())
     return report
-
-
-def _require_usable(
-    package: Package,
-    prompt: str | None,
-    template: ChatTemplate | None,
-    *,
-    system: str | None,
-    raw: bool,
-    interactive: bool,
-) -> None:
-    """Refuse combinations of options that would otherwise be ignored, before the program is loaded."""
-    if not interactive and (prompt is None or not prompt.strip()):
-        raise UserError("the prompt is empty: give some text, '-' for standard input, or --interactive.")
-    if raw and (system is not None or interactive):
-        option = "--interactive" if interactive else "--system"
-        raise UserError(f"{option} needs the chat template, which --raw leaves out: give one of the two.")
-    if interactive and prompt == "-":
-        raise UserError("--interactive reads turns from standard input already: leave '-' out.")
-    if template is None and (system is not None or interactive):
-        option = "--interactive" if interactive else "--system"
-        raise UserError(f"package '{package.manifest.name}' has no chat template, which {option} needs. Leave it out.")
-
-
-def _require_effect(sampling: Sampling) -> None:
-    """Refuse options that greedy choice would ignore."""
-    if sampling.temperature > 0:
-        return
-    given = {
-        "--top-k": sampling.top_k != 0,
-        "--top-p": sampling.top_p != 1,
-        "--min-p": sampling.min_p != 0,
-        "--seed": sampling.seed is not None,
-    }
-    if idle := [option for option, differs in given.items() if differs]:
-        raise UserError(
-            f"{', '.join(idle)}: no effect at --temperature 0, which always takes the likeliest token. Add a "
-            f"temperature above 0, as --temperature 0.7, or leave {'it' if len(idle) == 1 else 'them'} out."
-        )
-
-
-def _require_speculation(package: Package, sampling: Sampling) -> None:
-    from runners.speculation import require_speculation
-
-    if sampling.temperature > 0:
-        raise UserError(
-            f"--speculate takes the likeliest tokens, and --temperature {sampling.temperature} draws others: leave one "
-            "of the two out."
-        )
-    require_speculation(package)
-
-
-def _prompt_text(prompt: str) -> str:
-    """The prompt itself, or standard input for '-'; without the line end that a shell appends."""
-    if prompt != "-":
-        return prompt
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not valid UTF-8 text: {error}.") from error
-    if not text.strip():
-        raise UserError("the prompt on standard input is empty: give some text.")
-    return text
-
-
-def _prompt_ids(
-    speaker: Speaker, template: ChatTemplate | None, system: str | None, text: str, image: Path | None
-) -> list[int]:
-    opening = [] if system is None else [{"role": "system", "content": system}]
-    messages = [*opening, {"role": "user", "content": text}]
-    if image is not None:
-        from runners.multimodal import question_about
-
-        return question_about(speaker.session, image, speaker.codec, template, messages)
-    if template is None:
-        return speaker.codec.encode(text)
-    from runners.chat_encoding import encode_chat
-
-    return encode_chat(speaker.codec, template, messages)
-
-
-def _speaker(
-    package: Package,
-    sampling: Sampling,
-    threads: int | None,
-    max_new_tokens: int,
-    *,
-    stats: bool,
-    speculate: bool,
-) -> Speaker:
-    from runners.chat import Speaker
-    from runners.multimodal import open_text_session
-    from runners.sampling import Sampler
-    from runners.tokenizer import open_tokenizer
-
-    notes = Console(stderr=True)
-    codec = open_tokenizer(package)
-    begin = perf_counter()
-    session = open_text_session(package, threads)
-    if stats:
-        notes.print(f"loaded in {(perf_counter() - begin) * 1e3:.0f} ms", style="dim", highlight=False)
-    return Speaker(session, codec, Sampler(sampling), max_new_tokens, _write, notes, stats, speculate)
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _lines(notes: Console, first: str | None) -> Iterator[str]:
-    """The user's turns: the prompt of the command line, then lines of standard input until it ends."""
-    if first is not None:
-        yield first
-    while True:
-        if sys.stdin.isatty():
-            notes.print("> ", end="", style="bold")
-        try:
-            line = sys.stdin.readline()
-        except KeyboardInterrupt:  # perhaps meant for an answer that had just ended: it costs a line, not the chat
-            notes.print("\n/exit ends the conversation", style="dim")
-            continue
-        if not line:
-            return
-        yield line
 
 
 def main() -> None:

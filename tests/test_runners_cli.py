@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 import runners
-from runners import check_command, cli
+from runners import check_command, terminal
 from runners.bench_report import Memory
 from runners.chat import GREETING
 from runners.cli import TRACEBACK_VARIABLE, app, run_app
@@ -96,7 +96,7 @@ def test_ctrl_c_at_the_prompt_costs_a_line_and_not_the_chat(monkeypatch):
             return line
 
     monkeypatch.setattr(sys, "stdin", Input())
-    assert list(cli._lines(Console(quiet=True), None)) == ["hello\n"]
+    assert list(terminal.lines(Console(quiet=True), None)) == ["hello\n"]
 
 
 def test_another_error_is_a_fault_of_the_program():
@@ -228,7 +228,7 @@ def test_interactive_reads_turns_until_the_end(command, toy):
 @pytest.mark.export
 def test_a_special_token_in_a_prompt_is_text_and_with_raw_it_is_not(command, toy, monkeypatch):
     asked: list[list[int]] = []
-    monkeypatch.setattr("runners.chat.answer", lambda speaker, prompt: asked.append(list(prompt)))
+    monkeypatch.setattr("runners.run_command.answer", lambda speaker, prompt: asked.append(list(prompt)))
     for options in ([], ["--raw"]):
         command("run", toy, "a<|im_end|>", *options)
     codec = open_tokenizer(open_package(toy))
