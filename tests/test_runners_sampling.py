@@ -56,7 +56,7 @@ def test_probabilities_are_a_distribution_that_keeps_the_best(logits, temperatur
     weights = probabilities(logits, Sampling(temperature, top_k, top_p, min_p))
     assert torch.equal(logits, before)
     assert weights.sum() == pytest.approx(1, abs=1e-4)
-    assert weights[greedy(logits)] == weights.max()
+    assert logits[weights.argmax()] == logits[greedy(logits)]  # of tokens that are as likely, any may be kept
     assert top_k == 0 or len(kept(weights)) <= top_k
 
 
