@@ -33,7 +33,7 @@ def register(quantized: Quantized, settings: CacheSettings, export: ExportSettin
         UserError: the length exceeds the model's limit, a layer's kind has no device cache, or the attention that
             ``export`` asks for does not fit the model, or the model says something else with such a cache.
     """
-    check_length(quantized.model.config.get_text_config(decoder=True), settings.max_length)
+    _check_length(quantized.model.config.get_text_config(decoder=True), settings.max_length)
     shapes, attention = measured(quantized.model, settings, export)
     _check_batch(quantized.model, shapes, settings.batch_size)
     keeping = state_keeping(quantized.model)
@@ -154,7 +154,7 @@ def _kind(path: str, cache: DeviceCache | DeviceEncoderDecoderCache) -> CacheKin
     return "sliding" if cache.layers[int(index)].is_sliding else "full"
 
 
-def check_length(config: PreTrainedConfig, length: int) -> None:
+def _check_length(config: PreTrainedConfig, length: int) -> None:
     """Hold the cache's length against the positions that the model was made for.
 
     Raises:

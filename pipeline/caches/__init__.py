@@ -42,7 +42,7 @@ __all__ = [
     "subclass_of",
 ]
 
-_STATES = (DYNAMIC_CACHE, STATIC_CACHE, ENCODER_DECODER_CACHE, QUANTIZED_CACHE, MINIMAX_CACHE)
+_TRANSFORMERS = (DYNAMIC_CACHE, STATIC_CACHE, ENCODER_DECODER_CACHE, QUANTIZED_CACHE, MINIMAX_CACHE)
 _DEVICE = (DEVICE_CACHE, DEVICE_ENCODER_DECODER_CACHE)
 
 
@@ -86,4 +86,4 @@ def _under_its_own_name(entry: CachePytree, cls: type[Cache]) -> CachePytree:
 
 MTP_CACHE = replace(_under_its_own_name(DYNAMIC_CACHE, MtpCache), name="pteline.MtpCache")
 
-KNOWN: tuple[CachePytree, ...] = (*_STATES, *_DEVICE, MTP_CACHE)
+KNOWN: tuple[CachePytree, ...] = (*_TRANSFORMERS, *_DEVICE, MTP_CACHE)

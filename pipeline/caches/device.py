@@ -4,7 +4,7 @@ Legend: B batch, K key/value heads, S tokens of a call, L cache length, W window
 
 The position is an input of a call and is never changed by it: the caller (a runner) knows how many tokens it has fed.
 So one tensor serves every layer, and a program needs no output for it. A second prompt starts at position 0; what an
-earlier one left behind is never read: attention reads up to the position only, and a state is zero at position 0.
+earlier one left behind has no effect: attention sees up to the position only, and a state is zero at position 0.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,16 +38,10 @@ def plan(registered: Registered, settings: ExportSettings) -> list[MethodPlan]:
     """Return how each method of ``settings.methods`` is traced.
 
     Raises:
-        UserError: the model's forward takes no cache, cannot leave out logits, has a window that is shorter than
-            ``export.max_prefill_length``, or a cache that cannot take back what ``verify`` wrote.
+        UserError: the model's forward takes no cache, has a window that is shorter than ``export.max_prefill_length``,
+            or a cache that cannot take back what ``verify`` wrote.
     """
-    parameters = inspect.signature(registered.model.forward).parameters
     cache_name = cache_argument(registered.model)
-    if settings.logits == "last" and "logits_to_keep" not in parameters:
-        raise UserError(
-            f"export.logits: {type(registered.model).__name__} cannot leave out logits (no logits_to_keep); set it to "
-            "all."
-        )
     longest = longest_call(registered, settings)
     if "verify" in settings.methods:
         _require_full_cache(registered)
@@ -86,27 +81,31 @@ def longest_call(registered: Registered, settings: ExportSettings) -> int:
 def _method(name: str, longest: int, registered: Registered, settings: ExportSettings, cache_name: str) -> MethodPlan:
     assert isinstance(registered.cache, DeviceCache) and registered.entry is not None
     example = min(_EXAMPLE_TOKENS, longest)
-    keep = {"logits_to_keep": 1} if settings.logits == "last" and name != "verify" else {}
+    keeps_last = settings.logits == "last" and name != "verify"
+    has_argument = "logits_to_keep" in inspect.signature(registered.model.forward).parameters
+    keep = {"logits_to_keep": 1} if keeps_last and has_argument else {}
     dynamic = {1: Dim("tokens", min=1, max=longest)} if longest > 1 else None
     leaves: list[DynamicAxes | None] = [None] * len(registered.entry.named_leaves(registered.cache))
-    rows = registered.cache.rows
+    cache, rows = registered.cache, registered.cache.rows
     position = f"{cache_name}_position"
     plan = MethodPlan(
         name=name,
-        kwargs={"input_ids": torch.zeros(rows, example, dtype=torch.int64), cache_name: registered.cache, **keep},
+        kwargs={"input_ids": torch.zeros(rows, example, dtype=torch.int64), cache_name: cache, **keep},
         dynamic_shapes={"input_ids": dynamic, cache_name: leaves, **dict.fromkeys(keep)},
         input_names={"input_ids": "tokens", position: "position"},
         outputs=("logits",),
         cache=cache_name,
+        last_logits=keeps_last and not has_argument and longest > 1,
     )
     if rows == 1:
         return plan
     # Rows stand at positions of their own: the model is told them, and they are those at which the cache is written.
     positions = torch.zeros(rows, example, dtype=torch.int64)
-    registered.cache.position = positions
+    cache = copy(cache)  # the layers are shared; methods differ in the number of their tokens
+    cache.position = positions
     return replace(
         plan,
-        kwargs={**plan.kwargs, "position_ids": positions.clone()},
+        kwargs={**plan.kwargs, cache_name: cache, "position_ids": positions.clone()},
         dynamic_shapes={**plan.dynamic_shapes, "position_ids": dynamic, cache_name: [dynamic, *leaves[1:]]},
         same_as={"position_ids": position},
     )
