@@ -12,6 +12,8 @@ from torch.fx.passes.infra.partitioner import Partition
 from pipeline.backends.levels import partitions_by_level
 from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.passes.complex_as_real import complex_as_real
+from pipeline.passes.computed_once import computed_once
+from pipeline.passes.doubled_as_linear import doubled_as_linear
 from pipeline.passes.gelu_tanh_as_products import gelu_tanh_as_products
 from pipeline.passes.half_swap_as_linear import half_swap_as_linear
 from pipeline.passes.inferred_size import inferred_size
@@ -20,10 +22,12 @@ from pipeline.passes.quantized_embedding import quantized_embedding
 
 # What XNNPACK, or a portable kernel, does not take as it is written, rewritten so that it does.
 PASSES = (
+    computed_once,
     quantized_embedding,
     complex_as_real,
     mean_as_linear,
     half_swap_as_linear,
+    doubled_as_linear,
     gelu_tanh_as_products,
     inferred_size,
 )

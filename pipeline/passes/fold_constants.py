@@ -6,14 +6,13 @@ of the operators that it takes, such as ``bucketize``, have no kernel on a devic
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from pipeline.passes.constants import add_constant
+from pipeline.passes.purity import is_pure
 
 
 def fold_constants(program: ExportedProgram) -> ExportedProgram:
@@ -40,18 +39,10 @@ def _computed(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     for node in program.graph_module.graph.nodes:
         if node.op == "placeholder" and node.name in lifted:
             values[node] = lifted[node.name]
-        elif node.op == "call_function" and _is_pure(node) and all(each in values for each in node.all_input_nodes):
+        elif is_pure(node) and all(each in values for each in node.all_input_nodes):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
     return values
-
-
-def _is_pure(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
-        return False
-    return not node.is_impure() and torch.Tag.nondeterministic_seeded not in node.target.tags
 
 
 def _is_last(node: Node, values: dict[Node, torch.Tensor]) -> bool:
