@@ -19,6 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from runners.bench_report import BenchReport, Memory, PackageFigures, Ratio, ratio, spread
+from runners.clock import Clock
 from runners.errors import UserError
 from runners.machine import Machine
 from runners.multimodal import open_text_session
@@ -68,6 +69,8 @@ class Trial:
 
     first_token: float  # prompt ids ready -> first token chosen
     steps: tuple[float, ...]  # each step: token fed -> next token chosen
+    outside: tuple[float, ...]  # of each step: all but the program's own execution
+    binding: tuple[float, ...]  # of that: the runtime's Python binding, which hands over inputs and outputs
 
 
 def measure(
@@ -88,8 +91,9 @@ def measure(
     progress("memory")
     memory = [probe_memory(package, work, count) for package in packages]
     loads = _load_times(packages, count, min(work.trials, MAX_LOADS), progress)
-    sessions = [open_text_session(package, count) for package in packages]
-    trials = _alternate(sessions, work, progress)
+    clocks = [Clock() for _ in packages]
+    sessions = [open_text_session(package, count, clock) for package, clock in zip(packages, clocks, strict=True)]
+    trials = _alternate(list(zip(sessions, clocks, strict=True)), work, progress)
     figures = [_figures(*row, work) for row in zip(packages, memory, loads, trials, strict=True)]
     ratios = _ratios(trials[0], trials[1], work) if len(packages) == 2 else []
     return BenchReport(
@@ -110,8 +114,8 @@ def token_ids(count: int, vocabulary_size: int, start: int = 0) -> list[int]:
     return [1 + 7919 * index % (vocabulary_size - 1) for index in range(start, start + count)]
 
 
-def run_trial(session: Session, work: Workload) -> Trial:
-    """One trial from an empty cache."""
+def run_trial(session: Session, clock: Clock, work: Workload) -> Trial:
+    """One trial from an empty cache. The clock is that of the session's program."""
     session.reset()
     ids = token_ids(work.start + work.new_tokens, session.vocabulary_size)
     begin = perf_counter()
@@ -119,11 +123,15 @@ def run_trial(session: Session, work: Workload) -> Trial:
     first = perf_counter()
     if work.start > work.prompt_tokens:
         session.prefill(ids[work.prompt_tokens : work.start])
-    marks = [perf_counter()]
+    marks = [(perf_counter(), clock.executing, clock.binding)]
     for token in ids[work.start :]:
         greedy(session.step(token))
-        marks.append(perf_counter())
-    return Trial(first - begin, tuple(after - before for before, after in pairwise(marks)))
+        marks.append((perf_counter(), clock.executing, clock.binding))
+    steps, executing, binding = (
+        tuple(after - before for before, after in pairwise(column)) for column in zip(*marks, strict=True)
+    )
+    outside = tuple(whole - inside for whole, inside in zip(steps, executing, strict=True))
+    return Trial(first - begin, steps, outside, binding)
 
 
 def probe_memory(package: Package, work: Workload, threads: int) -> Memory:
@@ -177,14 +185,16 @@ def _load_times(
     return [each[1:] for each in seconds]
 
 
-def _alternate(sessions: Sequence[Session], work: Workload, progress: Callable[[str], None]) -> list[list[Trial]]:
+def _alternate(
+    sessions: Sequence[tuple[Session, Clock]], work: Workload, progress: Callable[[str], None]
+) -> list[list[Trial]]:
     """The warm trials of each session, alternating."""
     trials: list[list[Trial]] = [[] for _ in sessions]
     for number in range(work.warmup + work.trials):
         warm = number - work.warmup + 1
         progress(f"trial {warm} of {work.trials}" if warm > 0 else "warm-up")
         for index in order(number, len(sessions)):
-            trials[index].append(run_trial(sessions[index], work))
+            trials[index].append(run_trial(*sessions[index], work))
     return [each[work.warmup :] for each in trials]
 
 
@@ -201,6 +211,11 @@ def _figures(
         prefill_tokens_per_second=spread([work.prompt_tokens / trial.first_token for trial in trials]),
         decode_tokens_per_second=spread([_decode_speed(trial) for trial in trials]),
         step_seconds=spread([step for trial in trials for step in trial.steps]),
+        outside_seconds=spread([seconds for trial in trials for seconds in trial.outside]),
+        outside_share=spread(
+            [part / step for trial in trials for part, step in zip(trial.outside, trial.steps, strict=True)]
+        ),
+        binding_seconds=spread([seconds for trial in trials for seconds in trial.binding]),
     )
 
 

@@ -51,6 +51,9 @@ class PackageFigures(Figures):
     prefill_tokens_per_second: Spread
     decode_tokens_per_second: Spread  # a trial
     step_seconds: Spread  # every step of every trial
+    outside_seconds: Spread  # of each step: all but the program's execution (the session, the choice, the binding)
+    outside_share: Spread  # the same, of the step's time: 0 to 1
+    binding_seconds: Spread  # of it: the runtime's Python binding
 
 
 class Ratio(Figures):
@@ -177,6 +180,9 @@ def _table(label: str, package: PackageFigures) -> RenderableType:
     _add(table, "prefill, tokens/s", package.prefill_tokens_per_second, 1)
     _add(table, "decode, tokens/s", package.decode_tokens_per_second, 1)
     _add(table, "step, ms", package.step_seconds, 1e3)
+    _add(table, "of it outside the program, %", package.outside_share, 100)
+    _add(table, "outside the program, µs", package.outside_seconds, 1e6)
+    _add(table, "of that the runtime's binding, µs", package.binding_seconds, 1e6)
     return table
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runners.bench import Workload, memory_line, run_trial
 from runners.bench_report import Memory
+from runners.clock import Clock
 from runners.machine import peak_memory
 from runners.multimodal import open_text_session
 from runners.package import open_package
@@ -18,7 +19,8 @@ def main(arguments: list[str]) -> None:
     prompt, new, start, threads = map(int, numbers)
     package = open_package(Path(path), verify=False)
     before = peak_memory()  # the interpreter with PyTorch and ExecuTorch imported
-    run_trial(open_text_session(package, threads), Workload(prompt, new, trials=1, warmup=0, at=start))
+    clock = Clock()
+    run_trial(open_text_session(package, threads, clock), clock, Workload(prompt, new, trials=1, warmup=0, at=start))
     sys.stdout.write(memory_line(Memory(peak_bytes=peak_memory(), imports_bytes=before)) + "\n")
 
 

@@ -12,6 +12,7 @@ import torch
 
 from runners.caller import PIXELS, require_fit
 from runners.chat_encoding import encode_question
+from runners.clock import Clock
 from runners.errors import UserError
 from runners.image import preprocess, read_image
 from runners.manifest import ImagePrompt, TensorSpec
@@ -40,12 +41,13 @@ class MultimodalSession(Session):
         super().__init__(package, program)
 
     @classmethod
-    def open(cls, package: Package, threads: int | None = None) -> MultimodalSession:
+    def open(cls, package: Package, threads: int | None = None, clock: Clock | None = None) -> MultimodalSession:
         """Load a package's program.
 
         Args:
             package: an opened package.
             threads: size of the runtime's thread pool; None: physical cores.
+            clock: adds up the time of the program's calls; None: nobody measures.
 
         Raises:
             UserError: the package reads no images beside text, the runtime lacks something, or the file does not load.
@@ -58,7 +60,7 @@ class MultimodalSession(Session):
                 f"methods {', '.join(METHODS)}; the package has {found}."
             )
         use_threads(threads)
-        return cls(package, Program(package))
+        return cls(package, Program(package, clock))
 
     def encode(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Read images, in the place of earlier ones, and start a new sequence.
@@ -118,14 +120,14 @@ class MultimodalSession(Session):
         return (entry.outputs if outputs else entry.inputs)[0]
 
 
-def open_text_session(package: Package, threads: int | None = None) -> Session:
+def open_text_session(package: Package, threads: int | None = None, clock: Clock | None = None) -> Session:
     """Load a package's program for decoding text, with or without images before it.
 
     Raises:
         UserError: see ``open`` of either class.
     """
     kind = MultimodalSession if TEXT_DECODER in package.manifest.methods else Session
-    return kind.open(package, threads)
+    return kind.open(package, threads, clock)
 
 
 def question_about(

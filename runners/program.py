@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from runners.clock import Clock, ClockedMethod
 from runners.errors import UserError
 from runners.package import Package
 from runners.runtime import native_log, portable_lib, require_runtime
@@ -29,16 +30,28 @@ class Method(Protocol):
 class Program:
     """A loaded program. It keeps the file open and the methods' memory alive."""
 
-    def __init__(self, package: Package) -> None:
+    def __init__(self, package: Package, clock: Clock | None = None) -> None:
+        """Load a package's program.
+
+        Args:
+            package: an opened package.
+            clock: adds up the time of all calls; None: nobody measures.
+
+        Raises:
+            UserError: the runtime lacks something, or the file does not load.
+        """
         require_runtime(package.manifest)
         self.package = package
         with native_log() as log:
             try:
                 # From the path, not from bytes: the runtime maps the file, and no buffer can be freed too early.
                 self._handle = portable_lib._load_program(str(package.program_path))
-                self._methods: dict[str, Method] = {n: self._handle.load_method(n) for n in package.manifest.methods}
+                loaded = {name: self._handle.load_method(name) for name in package.manifest.methods}
             except RuntimeError as error:
                 raise UserError(_load_message(package, error, log())) from error
+        self._methods: dict[str, Method] = (
+            loaded if clock is None else {name: ClockedMethod(method, clock) for name, method in loaded.items()}
+        )
         holds_threads(self)
 
     def method(self, name: str) -> Method | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from runners.clock import Clock
 from runners.errors import UserError
 from runners.manifest import Cache, CacheTensor, Method, TensorSpec
 from runners.package import Package
@@ -36,19 +37,20 @@ class Session:
         self._bind()
 
     @classmethod
-    def open(cls, package: Package, threads: int | None = None) -> Session:
+    def open(cls, package: Package, threads: int | None = None, clock: Clock | None = None) -> Session:
         """Load a package's program.
 
         Args:
             package: an opened package.
             threads: size of the runtime's thread pool; None: physical cores.
+            clock: adds up the time of the program's calls; None: nobody measures.
 
         Raises:
             UserError: the package cannot decode text, the runtime lacks something, or the file does not load.
         """
         _forward_entry(package)
         use_threads(threads)
-        return cls(package, Program(package))
+        return cls(package, Program(package, clock))
 
     @property
     def position(self) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from runners import bench
 from runners.bench import Workload, measure, probe_memory, run_trial, token_ids
 from runners.bench_report import BenchReport, Memory, PackageFigures, labels_of, ratio, spread
+from runners.clock import Clock, ClockedMethod
 from runners.errors import UserError
 from runners.files import require_writable, write_text
 from runners.machine import describe, peak_memory, physical_cores
@@ -29,6 +31,9 @@ def figures(name: str, path: str) -> PackageFigures:
         prefill_tokens_per_second=one,
         decode_tokens_per_second=one,
         step_seconds=one,
+        outside_seconds=one,
+        outside_share=one,
+        binding_seconds=one,
     )
 
 
@@ -124,12 +129,54 @@ def package(toy_program, tmp_path_factory):
 @pytest.mark.export
 @pytest.mark.parametrize(("at", "position"), [(None, 15), (40, 45)])
 def test_a_trial_does_the_work_it_claims(package, at, position):
-    session = Session.open(package)
+    clock = Clock()
+    session = Session.open(package, clock=clock)
     session.prefill([9, 9, 9])
-    trial = run_trial(session, Workload(prompt_tokens=10, new_tokens=5, at=at))
+    trial = run_trial(session, clock, Workload(prompt_tokens=10, new_tokens=5, at=at))
     assert session.tokens == tuple(token_ids(position, V))
     assert len(trial.steps) == 5
     assert min(trial.first_token, *trial.steps) > 0
+    assert all(0 < x < y < z for x, y, z in zip(trial.binding, trial.outside, trial.steps, strict=True))
+
+
+class Slow:
+    """A method each of whose parts takes a known time, by a clock that only it moves."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.now, self.order = seconds, 0.0, []
+
+    def _part(self, name: str) -> None:
+        self.order.append(name)
+        self.now += self.seconds[name]
+
+    def set_inputs(self, inputs) -> None:
+        self._part("set_inputs")
+
+    def execute(self) -> None:
+        self._part("execute")
+
+    def get_outputs(self, clone_outputs=True):
+        self._part("get_outputs")
+        return ["cloned" if clone_outputs else "shared"]
+
+
+def test_a_clock_tells_the_program_from_the_binding(monkeypatch):
+    slow, clock = Slow({"set_inputs": 1.0, "execute": 10.0, "get_outputs": 2.0}), Clock()
+    monkeypatch.setattr("runners.clock.perf_counter", lambda: slow.now)
+    method = ClockedMethod(slow, clock)
+    assert method.call((), clone_outputs=False) == ["shared"]
+    assert method.call(()) == ["cloned"]
+    assert slow.order == 2 * ["set_inputs", "execute", "get_outputs"]
+    assert (clock.executing, clock.binding) == (20, 6)
+
+
+@pytest.mark.export
+def test_a_clock_changes_no_logits(package):
+    clock = Clock()
+    clocked, plain = Session.open(package, clock=clock), Session.open(package)
+    assert torch.equal(clocked.prefill([5, 6, 7]), plain.prefill([5, 6, 7]))
+    assert torch.equal(clocked.step(8), plain.step(8))
+    assert clock.executing > 0
 
 
 @pytest.mark.export
@@ -141,6 +188,8 @@ def test_a_comparison_reports_both_packages(package):
     assert [figures.name for figures in report.packages] == ["toy", "toy"]
     for figures in report.packages:
         assert (figures.first_token_seconds.n, figures.step_seconds.n, figures.load_seconds.n) == (4, 12, 4)
+        assert figures.outside_share.n == figures.outside_seconds.n == figures.binding_seconds.n == 12
+        assert 0 < figures.outside_share.p10 <= figures.outside_share.p99 < 1
         assert figures.memory.peak_bytes > figures.memory.imports_bytes > 0
     assert [each.name for each in report.ratios] == ["prefill", "decode"]
     assert stages[-1] == "trial 4 of 4"
