@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from pipeline.goldens import Prompt
+from runners.choices import Row, likeliest
 from runners.generate import generate
 from runners.package import open_package
 from runners.session import Session
@@ -36,8 +37,8 @@ def draft(directory: Path, prompts: Sequence[Prompt], steps: int, eos_ids: Colle
 def _draft(session: Session, prompt: Prompt, steps: int, eos_ids: frozenset[int]) -> torch.Tensor:
     tokens: list[int] = []
 
-    def choose(logits: torch.Tensor) -> int:
-        tokens.append(int(logits.argmax()))
+    def choose(row: Row) -> int:
+        tokens.append(likeliest(row))
         return tokens[-1]
 
     session.reset()

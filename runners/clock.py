@@ -10,17 +10,17 @@ from typing import Protocol
 import torch
 
 
-class Stages(Protocol):
-    """A method of a loaded program whose call can be made in its three parts."""
+class Parts(Protocol):
+    """The parts of a method's call, as ``runners.program.Method`` has them."""
 
     def set_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Check the inputs and hand them to the method."""
+        """Hand over the inputs."""
 
     def execute(self) -> None:
         """Run the method."""
 
     def get_outputs(self, clone_outputs: bool = True) -> list[torch.Tensor]:
-        """The outputs as tensors of PyTorch."""
+        """The outputs."""
 
 
 @dataclass
@@ -34,17 +34,30 @@ class Clock:
 class ClockedMethod:
     """A method whose calls a clock sees; otherwise the method itself."""
 
-    def __init__(self, method: Stages, clock: Clock) -> None:
+    def __init__(self, method: Parts, clock: Clock) -> None:
         self._method, self._clock = method, clock
 
     def call(self, inputs: Sequence[torch.Tensor], clone_outputs: bool = True) -> list[torch.Tensor]:
-        """Run the method: what its own ``call`` does, in the same three parts."""
+        """The three parts, as the method's own ``call`` does them."""
+        self.set_inputs(inputs)
+        self.execute()
+        return self.get_outputs(clone_outputs)
+
+    def set_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Hand over the inputs."""
         begin = perf_counter()
         self._method.set_inputs(inputs)
-        ready = perf_counter()
+        self._clock.binding += perf_counter() - begin
+
+    def execute(self) -> None:
+        """Run the method."""
+        begin = perf_counter()
         self._method.execute()
-        done = perf_counter()
+        self._clock.executing += perf_counter() - begin
+
+    def get_outputs(self, clone_outputs: bool = True) -> list[torch.Tensor]:
+        """The outputs."""
+        begin = perf_counter()
         outputs = self._method.get_outputs(clone_outputs)
-        self._clock.executing += done - ready
-        self._clock.binding += perf_counter() - done + ready - begin
+        self._clock.binding += perf_counter() - begin
         return outputs

@@ -8,8 +8,7 @@ from enum import Enum
 from time import perf_counter
 from typing import Protocol
 
-import torch
-
+from runners.choices import Row
 from runners.session import ContextEndError
 from runners.speculation import Acceptance, Speculation
 
@@ -43,17 +42,17 @@ class Decoder(Protocol):
     def position(self) -> int:
         """Tokens in the cache."""
 
-    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
-        """Append tokens; float32 [V]: logits after the last one."""
+    def prefill(self, ids: Sequence[int]) -> Row:
+        """Append tokens; float32 [V]: logits after the last one, or the likeliest tokens."""
 
-    def step(self, token: int) -> torch.Tensor:
+    def step(self, token: int) -> Row:
         """Append one token; the same."""
 
 
 def generate(
     session: Decoder,
     prompt: Sequence[int],
-    choose: Callable[[torch.Tensor], int],
+    choose: Callable[[Row], int],
     *,
     eos_ids: frozenset[int],
     max_new_tokens: int,
@@ -66,7 +65,7 @@ def generate(
     Args:
         session: a session; what its cache holds stays in front of the prompt.
         prompt: ids to append, at least one.
-        choose: the next token for float32 [V] logits, such as a ``Sampler``.
+        choose: the next token of what the session gives, such as a ``Sampler``.
         eos_ids: tokens that end the answer.
         max_new_tokens: tokens of the answer at most, 1 or more.
         emit: called with each token of the answer as soon as it is chosen.

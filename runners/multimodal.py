@@ -12,6 +12,7 @@ import torch
 
 from runners.caller import PIXELS, require_fit
 from runners.chat_encoding import encode_question
+from runners.choices import Row
 from runners.clock import Clock
 from runners.errors import UserError
 from runners.image import preprocess, read_image
@@ -84,7 +85,7 @@ class MultimodalSession(Session):
         super().reset()
         self._features = self._features[:0]
 
-    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+    def prefill(self, ids: Sequence[int]) -> Row:
         """As ``Session.prefill``.
 
         Raises:
@@ -99,13 +100,14 @@ class MultimodalSession(Session):
             )
         return super().prefill(ids)
 
-    def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> torch.Tensor:
+    def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> Row:
         """Run a method on int64 [1, n] at the current position; float32 [n or 1, V]."""
         # Cloned, as are features: a method's outputs lie where the next call of any method computes.
         embeddings = self._embedding.call((tokens,))[0]
         token = self._image_prompt().token_id
-        seen = self.tokens.count(token)
-        for place in (tokens[0] == token).nonzero().flatten().tolist():
+        places = (tokens[0] == token).nonzero().flatten().tolist() if len(self._features) else []
+        seen = self._tokens.count(token) if places else 0
+        for place in places:
             if seen < len(self._features):
                 embeddings[0, place] = self._features[seen]
             seen += 1

@@ -24,7 +24,19 @@ class Method(Protocol):
 
     def call(self, inputs: Sequence[torch.Tensor], clone_outputs: bool = True) -> list[torch.Tensor]:
         """Run the method. With ``clone_outputs=False`` the outputs are valid until the next call of any method."""
-        ...
+
+    def set_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """The first of the three parts of ``call``: the method will read these tensors, which must stay alive."""
+
+    def execute(self) -> None:
+        """The second one: run the method."""
+
+    def get_outputs(self, clone_outputs: bool = True) -> list[torch.Tensor]:
+        """The last one: the outputs, as ``call`` returns them.
+
+        A method's outputs have one place in memory, whatever it is called with: what was returned with
+        ``clone_outputs=False`` holds the outputs of later calls too, where those are of the same sizes.
+        """
 
 
 class Program:

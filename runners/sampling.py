@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from runners.choices import Choices, Row, likeliest
 from runners.errors import UserError
 
 
@@ -56,22 +57,24 @@ class Sampler:
         """The seed in use; giving it again repeats the draws."""
         return int(self._generator.initial_seed())
 
-    def __call__(self, logits: torch.Tensor) -> int:
-        """The next token for float32 [V] logits."""
+    def __call__(self, row: Row) -> int:
+        """The next token for float32 [V] logits, or one of the likeliest: what is drawn from has these alone."""
         if self._sampling.temperature == 0:
-            return greedy(logits)
-        weights = probabilities(logits, self._sampling)
-        return int(torch.multinomial(weights, 1, generator=self._generator))
+            return greedy(row)
+        logits = row.logits if isinstance(row, Choices) else row
+        place = int(torch.multinomial(probabilities(logits, self._sampling), 1, generator=self._generator))
+        return int(row.ids[place]) if isinstance(row, Choices) else place
 
 
-def greedy(logits: torch.Tensor) -> int:
-    """The id of the largest of float32 [V] logits; the lowest id of equals.
+def greedy(row: Row) -> int:
+    """The id of the largest of float32 [V] logits, the lowest id of equals; or the first of the likeliest tokens.
 
     Raises:
         RuntimeError: the logits hold NaN: the program is broken.
     """
-    token = int(torch.argmax(logits))
-    if torch.isnan(logits[token]):  # argmax takes NaN for the largest
+    token = likeliest(row)
+    largest = float(row.logits[0] if isinstance(row, Choices) else row[token])
+    if largest != largest:  # NaN, which is taken for the largest
         raise RuntimeError("the program computed NaN logits: run 'pteline check' on the package")
     return token
 

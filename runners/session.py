@@ -1,6 +1,6 @@
 """A session: one loaded program, the tokens in its cache, and calls that never write past the cache's end.
 
-V vocabulary, n tokens of a call, L cache length.
+V vocabulary, n tokens of a call, L cache length, N tokens that the program chooses itself.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from runners.choices import Choices, Row, chosen_tokens
 from runners.clock import Clock
 from runners.errors import UserError
 from runners.manifest import Cache, CacheTensor, Method, TensorSpec
@@ -26,7 +27,7 @@ class Session:
     """A program that decodes one sequence at a time; of a program with B rows it uses one, and the next after a reset.
 
     Logits returned by a call are views of the program's memory: they are valid until the next call, and must be used
-    or cloned before it.
+    or cloned before it. A program that chooses tokens itself (``top_k``) gives :class:`~runners.choices.Choices`.
     """
 
     def __init__(self, package: Package, program: Program) -> None:
@@ -65,12 +66,12 @@ class Session:
     @property
     def max_length(self) -> int:
         """L: tokens the cache can hold."""
-        return _cache_entry(self.package).max_length
+        return self._max_length
 
     @property
     def max_chunk(self) -> int:
         """Tokens that one call of ``forward`` takes at most."""
-        return _forward_entry(self.package).inputs[0].shape[1]
+        return self._max_chunk
 
     @property
     def max_verify(self) -> int:
@@ -81,19 +82,24 @@ class Session:
     @property
     def rows(self) -> int:
         """B: sequences that a call of the program takes."""
-        return _forward_entry(self.package).inputs[0].shape[0]
+        return self._rows
+
+    @property
+    def top_k(self) -> int | None:
+        """N: likeliest tokens that the program gives; None: it gives the logits of all."""
+        return self._top_k
 
     @property
     def vocabulary_size(self) -> int:
-        """V: logits a token."""
-        return _forward_entry(self.package).outputs[0].shape[-1]
+        """V: tokens that the model knows."""
+        return self._vocabulary_size
 
-    def feed(self, ids: Sequence[int]) -> torch.Tensor:
+    def feed(self, ids: Sequence[int]) -> Row:
         """Append up to ``max_chunk`` tokens to the cache with one call of ``forward``.
 
         Returns:
-            float32 [n, V], or [1, V] from a program that computes the last token's logits alone. Valid until the next
-            call.
+            float32 [n, V], or [1, V] from a program that computes the last token's logits alone; or as many choices.
+            Valid until the next call.
 
         Raises:
             UserError: an id lies outside the vocabulary, or the tokens do not fit into the cache.
@@ -104,11 +110,11 @@ class Session:
         self._tokens.extend(ids)
         return logits
 
-    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+    def prefill(self, ids: Sequence[int]) -> Row:
         """Append any number of tokens that fits, in calls of at most ``max_chunk``.
 
         Returns:
-            float32 [V]: logits after the last token. Valid until the next call.
+            float32 [V]: logits after the last token; or the choices. Valid until the next call.
 
         Raises:
             UserError: ``ids`` is empty, holds an id outside the vocabulary, or does not fit. Nothing is written then.
@@ -121,27 +127,27 @@ class Session:
             self.feed(chunk)
         return self.feed(chunks[-1])[-1]
 
-    def step(self, token: int) -> torch.Tensor:
+    def step(self, token: int) -> Row:
         """Append one token, with ``decode`` where the program has it.
 
         Returns:
-            float32 [V]: logits after it. Valid until the next call.
+            float32 [V]: logits after it; or the choices. Valid until the next call.
 
         Raises:
             ContextEndError: the cache is full.
         """
-        if self.position >= self.max_length:
-            raise ContextEndError(f"the context of {self.max_length} tokens is full")
-        self._one[0, 0] = token
+        if len(self._tokens) >= self._max_length:
+            raise ContextEndError(f"the context of {self._max_length} tokens is full")
+        self._one_value[0, 0] = token
         logits = self._call(self._decode, self._one)
         self._tokens.append(token)
         return logits[-1]
 
-    def verify(self, ids: Sequence[int]) -> torch.Tensor:
+    def verify(self, ids: Sequence[int]) -> Row:
         """Append up to ``max_verify`` tokens with one call, and see what follows each: :meth:`rewind` takes back some.
 
         Returns:
-            float32 [n, V]: logits after each token. Valid until the next call.
+            float32 [n, V]: logits after each token; or as many choices. Valid until the next call.
 
         Raises:
             UserError: an id lies outside the vocabulary, or the tokens do not fit into the cache.
@@ -176,34 +182,56 @@ class Session:
         return reached
 
     def _bind(self) -> None:
-        """Look up the methods, and allocate what the session itself holds."""
+        """Look up the methods and sizes, and allocate what the session itself holds.
+
+        What a step needs is made here, once: beside a short step, a tensor made anew costs.
+        """
         entry = _forward_entry(self.package)
+        self._rows, self._max_chunk = entry.inputs[0].shape[:2]
+        self._top_k = chosen_tokens(entry)
+        self._vocabulary_size = _vocabulary_size(self.package, entry)
+        self._max_length = _cache_entry(self.package).max_length
         forward = self._program.method(_main_method(self.package))
         assert forward is not None
         self._forward: LoadedMethod = forward
         self._decode: LoadedMethod = self._program.method("decode") or forward
         self._verify: LoadedMethod | None = self._program.method("verify")
-        self._one = torch.zeros(1, 1, dtype=torch.int64)
-        self._position = torch.zeros(1, dtype=torch.int64)
+        self._one, self._position = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        self._one_value, self._position_value = self._one.numpy(), self._position.numpy()  # the same memory
+        self._one_row: Row | None = None  # [1, V] or [1, N]: where ``decode`` leaves that of ``_one``
         self._cache = tuple(_zeros(spec) for spec in entry.inputs[2:])  # empty where the program holds the cache
 
-    def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> torch.Tensor:
-        """Run a method on int64 [1, n] at the current position; float32 [n or 1, V]."""
-        inputs = self._at_position(tokens)
-        outputs = method.call((*inputs, *self._cache), clone_outputs=False)
+    def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> Row:
+        """Run a method on int64 [1, n] at the current position; float32 [n or 1, V], or as many choices."""
+        method.set_inputs((*self._at_position(tokens), *self._cache))
+        method.execute()
+        if tokens is self._one and self._one_row is not None:
+            return self._one_row
+        outputs = method.get_outputs(clone_outputs=False)
+        own = len(outputs) - len(self._cache)
         # Copied, not kept: the program's outputs lie where its next call computes.
-        for kept, new in zip(self._cache, outputs[1:], strict=True):
+        for kept, new in zip(self._cache, outputs[own:], strict=True):
             kept.copy_(new)
-        return outputs[0][self._row].reshape(-1, self.vocabulary_size)
+        row = self._row_of(outputs[:own])
+        if tokens is self._one and self._rows == 1 and not self._cache:
+            self._one_row = row  # of the next step too: a method's outputs have one place
+        return row
+
+    def _row_of(self, outputs: Sequence[torch.Tensor]) -> Row:
+        """What the program says of the row in use."""
+        logits = outputs[0][self._row]
+        if self._top_k is None:
+            return logits.reshape(-1, self._vocabulary_size)
+        return Choices(logits.reshape(-1, self._top_k), outputs[1][self._row].reshape(-1, self._top_k))
 
     def _at_position(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens and the position of a call. Rows that are not in use are fed at the cache's last position."""
-        if self.rows == 1:
-            self._position.fill_(self.position)
+        if self._rows == 1:
+            self._position_value[0] = len(self._tokens)
             return tokens, self._position
         count = tokens.shape[1]
-        all_tokens = torch.zeros(self.rows, count, dtype=torch.int64)
-        positions = torch.full((self.rows, count), self.max_length - 1)
+        all_tokens = torch.zeros(self._rows, count, dtype=torch.int64)
+        positions = torch.full((self._rows, count), self._max_length - 1)
         all_tokens[self._row] = tokens[0]
         positions[self._row] = torch.arange(self.position, self.position + count)
         return all_tokens, positions
@@ -248,6 +276,13 @@ def _forward_entry(package: Package) -> Method:
             f"a method forward(tokens, position) and a cache; the package has {found}."
         )
     return entry
+
+
+def _vocabulary_size(package: Package, entry: Method) -> int:
+    if chosen_tokens(entry) is None:
+        return entry.outputs[0].shape[-1]
+    assert package.manifest.model.vocabulary_size is not None, "a model that continues text has a vocabulary"
+    return package.manifest.model.vocabulary_size
 
 
 def _cache_entry(package: Package) -> Cache:

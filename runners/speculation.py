@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from runners.choices import Row
 from runners.errors import UserError
 from runners.package import Package
 from runners.sampling import greedy
@@ -70,11 +69,11 @@ class VerifyingSession(Protocol):
     def max_verify(self) -> int:
         """K + 1."""
 
-    def step(self, token: int) -> torch.Tensor:
-        """Append one token; float32 [V] after it. Raises ``ContextEndError`` where the cache is full."""
+    def step(self, token: int) -> Row:
+        """Append one token; float32 [V] after it, or choices. Raises ``ContextEndError`` where the cache is full."""
 
-    def verify(self, ids: Sequence[int]) -> torch.Tensor:
-        """Append 1 to K + 1 tokens; float32 [n, V] after each."""
+    def verify(self, ids: Sequence[int]) -> Row:
+        """Append 1 to K + 1 tokens; float32 [n, V] after each, or choices."""
 
     def rewind(self, position: int) -> int:
         """Forget the tokens from ``position`` on."""
@@ -211,10 +210,10 @@ class Speculation:
         """The tokens of the draft that are the likeliest, up to the first that is not, and the one in its place."""
         logits = self._session.verify([token, *draft])
         chosen = [greedy(logits[0])]
-        for guess, row in zip(draft, logits[1:], strict=True):
+        for place, guess in enumerate(draft, 1):
             if guess != chosen[-1]:
                 break
-            chosen.append(greedy(row))
+            chosen.append(greedy(logits[place]))
         return chosen
 
     def _count(self, drafted: int, accepted: int) -> None:
