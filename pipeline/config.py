@@ -118,6 +118,9 @@ class ExportSettings(Section):
     """Tokens a call of forward at most. Default: the cache's length, or the model's smallest window."""
     logits: Literal["last", "all"] = "last"
     """Of which tokens of a call logits are returned."""
+    top_k: PositiveInt | None = None
+    """Return this many likeliest tokens, and their logits, in the place of the logits of all tokens: for an app without
+    a sampler. The stock runner does not load such a program. Default: all logits. For text-generation."""
     max_length: PositiveInt | None = None
     """Of a model without a cache: tokens of a text at most. Default: the positions that the model was made for."""
 

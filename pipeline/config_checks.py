@@ -34,6 +34,7 @@ def problems(settings: BuildSettings) -> Iterator[Problem]:
     yield from _taken(settings)
     yield from _export(settings)
     yield from _check(settings.check)
+    yield from _top_k(settings)
     yield from _rounding(settings)
     yield from _lengths(settings.check, settings.cache.max_length)
 
@@ -158,6 +159,22 @@ def _verify(export: ExportSettings, cache: CacheSettings) -> Iterator[Problem]:
             "give fewer"
         )
         yield Problem(("export", "max_draft_tokens"), text)
+
+
+def _top_k(settings: BuildSettings) -> Iterator[Problem]:
+    count, check = settings.export.top_k, settings.check
+    if count is None:
+        return
+    if settings.cache.batch_size > 1:
+        text = f"takes one sequence, and cache.batch_size is {settings.cache.batch_size}; set that to 1, or remove this"
+        yield Problem(("export", "top_k"), text)
+    lost = f"takes the logits of all tokens, and with export.top_k the program gives {count}; remove it (null)"
+    for name in ("quantized", "unquantized"):
+        for limit in ("max_mean_kl", "max_kl_over_rounding", "max_perplexity_ratio"):
+            if getattr(getattr(check, name), limit, None) is not None:
+                yield Problem(("check", name, limit), lost)
+    if check.perplexity is not None and check.long_prompt is None and not check.to_the_end:
+        yield Problem(("check", "perplexity"), lost)
 
 
 def _check(check: CheckSettings) -> Iterator[Problem]:

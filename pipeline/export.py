@@ -21,10 +21,12 @@ from pipeline.passes.fold_constants import fold_constants
 from pipeline.passes.last_logits import last_logits
 from pipeline.passes.lift_cache import CacheLeaf, LeafUse, lift_cache
 from pipeline.passes.one_input import one_input
+from pipeline.passes.top_k import top_k
 from pipeline.positions import given_positions
 from pipeline.register import is_position
 from pipeline.signature import signature_of
 from pipeline.tasks.plan import Forward, MethodPlan
+from runners.choices import TOP_IDS, TOP_LOGITS
 from runners.manifest import Cache
 
 
@@ -48,7 +50,8 @@ def export(registered: Registered, plans: list[MethodPlan], notes: dict[str, str
 
 def _names(plan: MethodPlan) -> list[str]:
     """The names of the outputs in the program."""
-    return [plan.output_names.get(output, output) for output in plan.outputs]
+    names = [plan.output_names.get(output, output) for output in plan.outputs]
+    return names if plan.top_k is None else [TOP_LOGITS, TOP_IDS, *names[1:]]
 
 
 def _layout(plan: MethodPlan, registered: Registered) -> Cache | None:
@@ -81,7 +84,9 @@ def _trace(plan: MethodPlan, registered: Registered) -> ExportedProgram:
     program = lift_cache(program, _leaves(plan, registered), placement, plan.outputs, plan.input_names, dropped)
     if plan.folds_constants:
         fold_constants(program)
-    return last_logits(program) if plan.last_logits else program
+    if plan.last_logits:
+        program = last_logits(program)
+    return top_k(program, plan.top_k) if plan.top_k is not None else program
 
 
 @contextmanager

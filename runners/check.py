@@ -24,9 +24,11 @@ from runners.check_report import (
     QuantizedLimits,
     kl_over_rounding,
 )
+from runners.choices import Choices, Row, joined, kept
 from runners.errors import UserError
 from runners.goldens import GoldenPrompt, Goldens, GoldenText, Reference
-from runners.metrics import full_figures, margin, negative_log_likelihood, recorded_figures, windows
+from runners.metrics import StepFigures, full_figures, margin, negative_log_likelihood, recorded_figures, windows
+from runners.metrics_choices import choice_figures
 
 
 class LogitSource(Protocol):
@@ -35,11 +37,11 @@ class LogitSource(Protocol):
     def reset(self) -> None:
         """Forget everything: the next token is at position 0."""
 
-    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
-        """Feed one token or more; return the logits after the last one, float [V]."""
+    def prefill(self, ids: Sequence[int]) -> Row:
+        """Feed one token or more; return the logits after the last one, float [V], or the likeliest tokens."""
 
-    def step(self, token: int) -> torch.Tensor:
-        """Feed one token; return the logits after it, float [V]."""
+    def step(self, token: int) -> Row:
+        """Feed one token; return the logits after it, float [V], or the likeliest tokens."""
 
 
 @runtime_checkable
@@ -60,11 +62,11 @@ class VerifySource(Protocol):
     def reset(self) -> None:
         """Forget everything: the next token is at position 0."""
 
-    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+    def prefill(self, ids: Sequence[int]) -> Row:
         """Feed one token or more."""
 
-    def verify(self, ids: Sequence[int]) -> torch.Tensor:
-        """Feed 1 to ``max_verify`` tokens; return the logits after each, float [n, V]."""
+    def verify(self, ids: Sequence[int]) -> Row:
+        """Feed 1 to ``max_verify`` tokens; return the logits after each, float [n, V], or the likeliest tokens."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,8 @@ def repeats(source: LogitSource, goldens: Goldens) -> bool:
     return _same_bits(run_prompt(source, goldens.prompts[0]), before)
 
 
-def run_prompt(source: LogitSource, prompt: GoldenPrompt) -> torch.Tensor:
-    """The program's logits along the golden tokens of a prompt, float32 [N, V].
+def run_prompt(source: LogitSource, prompt: GoldenPrompt) -> Row:
+    """The program's logits along the golden tokens of a prompt, float32 [N, V]; or the likeliest tokens at each.
 
     Raises:
         UserError: the prompt has an input for an encoder, and the program has none.
@@ -165,9 +167,9 @@ def run_prompt(source: LogitSource, prompt: GoldenPrompt) -> torch.Tensor:
         if not isinstance(source, Encoding):
             raise UserError(f"prompt {prompt.name} has an input for an encoder ({', '.join(prompt.encoder)}).")
         source.encode(prompt.encoder)
-    rows = [source.prefill(prompt.prompt_ids.tolist()).float().clone()]
-    rows += [source.step(int(token)).float().clone() for token in prompt.forced[:-1]]
-    return torch.stack(rows)
+    rows = [kept(source.prefill(prompt.prompt_ids.tolist()))]
+    rows += [kept(source.step(int(token))) for token in prompt.forced[:-1]]
+    return joined(rows)
 
 
 def _verified(
@@ -180,7 +182,7 @@ def _verified(
     return tuple(found)
 
 
-def run_verify(source: VerifySource, prompt: GoldenPrompt) -> torch.Tensor:
+def run_verify(source: VerifySource, prompt: GoldenPrompt) -> Row:
     """As :func:`run_prompt`, with the prompt's last token and those behind it in calls of ``verify``.
 
     A call has one token less than the one before it, from the most down to one and again: lengths are dynamic.
@@ -191,55 +193,67 @@ def run_verify(source: VerifySource, prompt: GoldenPrompt) -> torch.Tensor:
     left = [int(prompt.prompt_ids[-1]), *prompt.forced[:-1].tolist()]
     rows, size = [], source.max_verify
     while left:
-        rows.append(source.verify(left[:size]).float().clone())
+        rows.append(kept(source.verify(left[:size])))
         left, size = left[size:], size - 1 or source.max_verify
-    return torch.cat(rows)
+    return joined(rows)
 
 
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two float32 tensors are equal bit by bit: NaN equals itself here, and -0 differs from 0."""
+def _same_bits(left: Row, right: Row) -> bool:
+    """Whether two are equal bit by bit: NaN equals itself here, and -0 differs from 0."""
+    if isinstance(left, Choices) and isinstance(right, Choices):
+        return _same_bits(left.logits, right.logits) and bool(torch.equal(left.ids, right.ids))
+    assert isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
     return bool(torch.equal(left.view(torch.int32), right.view(torch.int32)))
 
 
-def _report(prompt: GoldenPrompt, logits: torch.Tensor, full: FullLogits) -> PromptReport:
-    rounding = prompt.rounding
+def _report(prompt: GoldenPrompt, logits: Row, full: FullLogits) -> PromptReport:
+    rounding = None if isinstance(logits, Choices) else prompt.rounding  # which was measured over other logits
+    values = logits.logits if isinstance(logits, Choices) else logits
     return PromptReport(
         name=prompt.name,
         text=prompt.text,
         prompt_tokens=prompt.prompt_ids.shape[0],
-        finite=bool(logits.isfinite().all()),
+        finite=bool(values.isfinite().all()),
         quantized=compare(logits, prompt.quantized, full.quantized.get(prompt.name)),
         unquantized=compare(logits, prompt.unquantized, full.unquantized.get(prompt.name)),
         rounding=rounding and (rounding.whole if prompt.name in full.quantized else rounding.recorded),
     )
 
 
-def compare(logits: torch.Tensor, reference: Reference, full: torch.Tensor | None = None) -> Comparison:
+def compare(logits: Row, reference: Reference, full: torch.Tensor | None = None) -> Comparison:
     """Compare the program's logits, float [N, V], with a reference taken along the same tokens.
 
     Args:
-        logits: The program's.
+        logits: The program's; or the likeliest tokens at each step.
         reference: What was recorded of the reference.
         full: The reference's logits over the whole vocabulary, float [N, V], where they are at hand.
 
     Raises:
         UserError: the reference names tokens beyond the program's vocabulary.
     """
-    largest = int(reference.top_ids.max())
-    if largest >= logits.shape[-1]:
-        raise UserError(f"the program gives {logits.shape[-1]} logits, the goldens speak of token {largest}")
-    figures = full_figures(logits, full) if full is not None else recorded_figures(logits, reference)
-    differences = _differences(logits.argmax(-1), reference)
+    if isinstance(logits, Choices):
+        figures, choices = choice_figures(logits, reference, full), logits.ids[:, 0]
+    else:
+        figures, choices = _figures(logits, reference, full), logits.argmax(-1)
+    differences = _differences(choices, reference)
     return Comparison(
-        steps=logits.shape[0],
-        equal_steps=logits.shape[0] - len(differences),
+        steps=len(choices),
+        equal_steps=len(choices) - len(differences),
         differences=differences,
         max_logit_difference=float(figures.max_difference.max()),
         mean_logit_difference=float(figures.mean_difference.mean()),
         mean_kl=float(figures.kl.mean()),
         max_kl=float(figures.kl.max()),
-        whole_vocabulary=full is not None,
+        whole_vocabulary=full is not None and not isinstance(logits, Choices),
+        top_k=logits.ids.shape[-1] if isinstance(logits, Choices) else None,
     )
+
+
+def _figures(logits: torch.Tensor, reference: Reference, full: torch.Tensor | None) -> StepFigures:
+    largest = int(reference.top_ids.max())
+    if largest >= logits.shape[-1]:
+        raise UserError(f"the program gives {logits.shape[-1]} logits, the goldens speak of token {largest}")
+    return full_figures(logits, full) if full is not None else recorded_figures(logits, reference)
 
 
 def _differences(choices: torch.Tensor, reference: Reference) -> tuple[Difference, ...]:
@@ -275,10 +289,13 @@ def _perplexity(source: LogitSource, text: GoldenText, progress: Progress) -> Pe
 def _window_nll(source: LogitSource, window: torch.Tensor) -> float:
     """Token by token: a program need not return the logits of a whole call. Nothing but one row is kept."""
     source.reset()
-    total = negative_log_likelihood(source.prefill([int(window[0])]).unsqueeze(0), window[1:2])
-    for position in range(1, window.shape[0] - 1):
-        logits = source.step(int(window[position]))
-        total += negative_log_likelihood(logits.unsqueeze(0), window[position + 1 : position + 2])
+    logits = source.prefill([int(window[0])])
+    total = 0.0
+    for position in range(1, window.shape[0]):
+        assert isinstance(logits, torch.Tensor), "the goldens of a program that chooses tokens have no text"
+        total += negative_log_likelihood(logits.unsqueeze(0), window[position : position + 1])
+        if position + 1 < window.shape[0]:
+            logits = source.step(int(window[position]))
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -161,6 +162,8 @@ def replay(
     if goldens.cases:
         return _replay_cases(package, goldens, quantized, unquantized, threads, progress)
     single = open_session(package, threads=1)
+    if isinstance(single, Session) and single.top_k is not None:
+        goldens = dataclasses.replace(goldens, text=None)  # perplexity takes the logits of every token
     _require_room(goldens, single.max_length)
     progress("the first prompt before and after another one")
     repeatable = repeats(single, goldens)

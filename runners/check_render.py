@@ -53,6 +53,8 @@ def _through_verify(report: CheckReport) -> list[RenderableType]:
 def _table(report: CheckReport, against: Against) -> Table:
     has_floor = against == "quantized" and any(prompt.rounding is not None for prompt in report.prompts)
     note = f" (in brackets: {_ITSELF})" if has_floor else ""
+    top_k = report.prompts[0].against(against).top_k
+    note += f" (over the {top_k} likeliest tokens that the program gives)" if top_k is not None else ""
     table = Table(title=f"{_TITLES[against]}{note}", title_justify="left")
     table.add_column("prompt")
     for column in ("tokens", "equal"):

@@ -67,6 +67,7 @@ class Comparison(Strict):
     mean_kl: float  # nats
     max_kl: float
     whole_vocabulary: bool  # False: over the recorded logits, and KL is a lower bound (``runners.metrics``)
+    top_k: int | None = None  # logits a step that the program gives: figures are over these; None: all
 
     @property
     def tokens_equal(self) -> bool:

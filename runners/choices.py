@@ -47,9 +47,13 @@ def kept(row: Row) -> Row:
     return Choices(row.logits.clone(), row.ids.clone()) if isinstance(row, Choices) else row.float().clone()
 
 
-def stacked(rows: Sequence[Row]) -> Row:
-    """Single rows of one program as several."""
+def joined(rows: Sequence[Row]) -> Row:
+    """What several calls of one program gave, single rows or several each, as several rows."""
     chosen = [row for row in rows if isinstance(row, Choices)]
     if chosen:
-        return Choices(torch.stack([row.logits for row in chosen]), torch.stack([row.ids for row in chosen]))
-    return torch.stack([row for row in rows if isinstance(row, torch.Tensor)])
+        return Choices(_joined([row.logits for row in chosen]), _joined([row.ids for row in chosen]))
+    return _joined([row for row in rows if isinstance(row, torch.Tensor)])
+
+
+def _joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([row.reshape(-1, row.shape[-1]) for row in rows])

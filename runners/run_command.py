@@ -10,6 +10,7 @@ from rich.console import Console
 
 from runners.chat import Speaker, answer, chat
 from runners.chat_encoding import encode_chat
+from runners.choices import chosen_tokens
 from runners.errors import UserError
 from runners.multimodal import open_text_session, question_about
 from runners.package import Package
@@ -42,6 +43,7 @@ def command(package: Package, options: RunOptions) -> None:
     Raises:
         UserError: options do not go together, or with the package; the prompt is empty or does not fit.
     """
+    _require_choices(package, options.sampling)
     if options.speculate:
         _require_speculation(package, options.sampling)
     template = None if options.raw else open_template(package)
@@ -105,6 +107,17 @@ def require_effect(sampling: Sampling) -> None:
         raise UserError(
             f"{', '.join(idle)}: no effect at --temperature 0, which always takes the likeliest token. Add a "
             f"temperature above 0, as --temperature 0.7, or leave {'it' if len(idle) == 1 else 'them'} out."
+        )
+
+
+def _require_choices(package: Package, sampling: Sampling) -> None:
+    """Refuse to draw from more tokens than the program gives."""
+    method = package.manifest.methods.get("forward")
+    given = chosen_tokens(method) if method is not None else None
+    if given is not None and sampling.top_k > given:
+        raise UserError(
+            f"--top-k is {sampling.top_k}, but the program of '{package.manifest.name}' gives its {given} likeliest "
+            f"tokens alone: give {given} or less, or build with a larger export.top_k."
         )
 
 

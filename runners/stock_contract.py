@@ -139,6 +139,12 @@ def _position_faults(method: MethodDescription) -> Iterator[str]:
 
 def _output_faults(method: MethodDescription, tokenizer_vocabulary: int | None) -> Iterator[str]:
     """One tensor of logits, of which the last row is read (TextDecoderRunner::step, sample_from_logits)."""
+    if _chooses(method):
+        yield (
+            f"{method.name} gives the {method.outputs[0].shape[-1]} likeliest tokens and their logits (export.top_k); "
+            "the stock runner chooses itself, and takes the logits of all tokens as the one output"
+        )
+        return
     if len(method.outputs) != 1:
         yield (
             f"{method.name} has {len(method.outputs)} outputs; the stock runner takes exactly one "
@@ -155,6 +161,12 @@ def _output_faults(method: MethodDescription, tokenizer_vocabulary: int | None) 
             f"{method.name}: {logits.shape[-1]} logits for a tokenizer of {tokenizer_vocabulary} tokens; "
             "the stock runner reads as many logits as the tokenizer has tokens"
         )
+
+
+def _chooses(method: MethodDescription) -> bool:
+    """Whether the first outputs are float logits and as many int64 ids."""
+    kinds = [(each.dtype, each.shape) for each in method.outputs[:2]]
+    return len(kinds) == 2 and kinds[0][0] in LOGIT_DTYPES and kinds[1] == ("int64", kinds[0][1])
 
 
 def _pair_faults(methods: list[MethodDescription]) -> Iterator[str]:

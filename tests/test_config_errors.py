@@ -121,6 +121,22 @@ SETTINGS = [
         "580 tokens and 21 steps do not fit",
     ),
     (f"cache: {{max_length: 100}}\ncheck: {{{PERPLEXITY}}}", 4, "check.perplexity", "512 tokens do not fit"),
+    ("export: {top_k: 0}", 3, "export.top_k", "expected a number above 0, got the number 0"),
+    ("export: {top_k: all}", 3, "export.top_k", "expected a whole number, got the text 'all'"),
+    ("cache: {batch_size: 2}\nexport: {top_k: 4}", 4, "export.top_k", "cache.batch_size is 2; set that to 1"),
+    (
+        "export: {top_k: 4}\ncheck: {prompts: [x], quantized: {max_mean_kl: 0.1}}",
+        4,
+        "check.quantized.max_mean_kl",
+        "takes the logits of all tokens, and with export.top_k the program gives 4; remove it (null)",
+    ),
+    (
+        f"export: {{top_k: 4}}\ncheck: {{long_prompt: 4, {PERPLEXITY}, unquantized: {{max_perplexity_ratio: 2}}}}",
+        4,
+        "check.unquantized.max_perplexity_ratio",
+        "takes the logits of all tokens",
+    ),
+    (f"export: {{top_k: 4}}\ncheck: {{prompts: [x], {PERPLEXITY}}}", 4, "check.perplexity", "the logits of all tokens"),
 ]
 
 # settings of the section ``model``, key, what the message must say

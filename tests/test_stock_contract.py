@@ -21,6 +21,7 @@ TOKENS = TensorDescription("tokens", "int64", (1, 127), dynamic=True)
 ONE_TOKEN = TensorDescription("tokens", "int64", (1, 1), dynamic=False)
 POSITION = TensorDescription("position", "int64", (1,), dynamic=False)
 LOGITS = TensorDescription("logits", "float32", (1, 1, 300), dynamic=False)
+IDS = TensorDescription("", "int64", (1, 1, 300), dynamic=False)
 CACHE = TensorDescription("cache.layers.0.keys", "float32", (1, 128, 2, 16), dynamic=False)
 FORWARD = MethodDescription("forward", (TOKENS, POSITION), (LOGITS,), (4096,), (), ())
 CONSTANTS = {
@@ -102,6 +103,10 @@ def test_other_conforming_programs(conforming: ProgramDescription) -> None:
         (
             program(replace(FORWARD, outputs=(LOGITS, *[CACHE] * 61))),
             r"forward has 62 outputs; the stock runner takes exactly one \(cache tensors may not be outputs\)",
+        ),
+        (
+            program(replace(FORWARD, outputs=(replace(LOGITS, shape=(1, 1, 8)), replace(IDS, shape=(1, 1, 8))))),
+            r"forward gives the 8 likeliest tokens and their logits \(export\.top_k\); the stock runner chooses itself",
         ),
         (program(with_output(dtype="int64")), r"the output is int64 \[1, 1, 300\]"),
         (program(with_output(shape=(300,))), r"the output is float32 \[300\]; .* \[1, n, V\] or \[1, V\]"),

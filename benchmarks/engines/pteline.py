@@ -38,8 +38,10 @@ class Pteline:
 
     def feed(self, ids: list[int]) -> int:
         """``decode`` for one token where the program has it, else ``forward``."""
-        self._logits = self._session.step(ids[0]) if len(ids) == 1 else self._session.prefill(ids)
-        return greedy(self._logits)
+        row = self._session.step(ids[0]) if len(ids) == 1 else self._session.prefill(ids)
+        assert isinstance(row, torch.Tensor), "a package that is compared gives all logits"
+        self._logits = row
+        return greedy(row)
 
     def logits(self) -> np.ndarray:
         """The program's own output."""

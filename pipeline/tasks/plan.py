@@ -39,6 +39,7 @@ class MethodPlan:
     dropped: tuple[str, ...] = ()  # placeholders that the forward asks for and this method does not need
     leaf_uses: Mapping[str, LeafUse] = field(default_factory=dict)  # beginning of a leaf's path -> what it does there
     last_logits: bool = False  # compute those of the last token alone, where the forward has no argument for it
+    top_k: int | None = None  # give this many likeliest tokens in the place of the logits, the first of ``outputs``
     defers_guards: bool = False  # trace with conditions on sizes that torch cannot prove for every size
     forward: Forward | None = None  # a function of the model that is traced in the place of its ``forward``
     attention: str | None = None  # as ``attention_of`` takes it; None: the one that was chosen for the cache

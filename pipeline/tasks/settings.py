@@ -19,7 +19,7 @@ def _limits(*names: str) -> set[str]:
 
 DECODER = frozenset(
     {f"cache.{name}" for name in CacheSettings.model_fields if name != "max_encoder_length"}
-    | {"export.methods", "export.max_draft_tokens", "export.max_prefill_length", "export.logits"}
+    | {"export.methods", "export.max_draft_tokens", "export.max_prefill_length", "export.logits", "export.top_k"}
     | {"check.chat", "check.long_prompt", "check.steps", "check.perplexity"}
     | _PROMPTS
     | _limits("min_equal_prompts", "max_margin", "max_logit_difference", "max_mean_kl", "max_perplexity_ratio")
@@ -36,7 +36,12 @@ TEXT_ENCODER = frozenset({"export.max_length", "check.token_ids"} | _PROMPTS | _
 EMBEDDING = TEXT_ENCODER | _limits("min_cosine")
 FILL_MASK = TEXT_ENCODER | _limits("min_equal_top1", "min_equal_top5") | {"quantize.lm_head"}
 IMAGE = frozenset({"check.images"} | _limits("max_output_difference", "min_equal_top1", "min_equal_top5"))
-IMAGE_TEXT_TO_TEXT = (DECODER | {"check.images"}) - {"cache.batch_size", "export.methods", "export.max_draft_tokens"}
+IMAGE_TEXT_TO_TEXT = (DECODER | {"check.images"}) - {
+    "cache.batch_size",
+    "export.methods",
+    "export.max_draft_tokens",
+    "export.top_k",
+}
 
 _ALL = DECODER | SPEECH_TO_TEXT | TEXT2TEXT | EMBEDDING | FILL_MASK | IMAGE
 

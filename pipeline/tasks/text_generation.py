@@ -3,7 +3,8 @@ of each), sharing weights and cache.
 
 S tokens of a call, L cache length, V vocabulary. Contract: ``(tokens int64 [1, S], position int64 [1]) -> logits
 float32 [1, S or 1, V]``; it is that of ExecuTorch's own LLM runner, whose tables are in docs/contract.md. A batch of B
-sequences has ``tokens`` and ``position`` int64 [B, S]: each token's position in its row.
+sequences has ``tokens`` and ``position`` int64 [B, S]: each token's position in its row. With ``export.top_k: N`` the
+N likeliest tokens are returned in the place of the logits.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ def _method(name: str, longest: int, registered: Registered, settings: ExportSet
         outputs=("logits",),
         cache=cache_name,
         last_logits=keeps_last and not has_argument and longest > 1,
+        top_k=settings.top_k,
     )
     if rows == 1:
         return plan
