@@ -38,7 +38,7 @@ def _draft(session: Session, prompt: Prompt, steps: int, eos_ids: frozenset[int]
     tokens: list[int] = []
 
     def choose(row: Row) -> int:
-        tokens.append(likeliest(row))
+        tokens.append(likeliest(row)[0])
         return tokens[-1]
 
     session.reset()

@@ -37,9 +37,17 @@ def chosen_tokens(method: Method) -> int | None:
     return method.outputs[0].shape[-1] if method.outputs[0].name == TOP_LOGITS else None
 
 
-def likeliest(row: Row) -> int:
-    """The id of the likeliest token of one row: the lowest id of equals, or that which the program chose."""
-    return int(row.ids[0]) if isinstance(row, Choices) else int(row.numpy().argmax())
+def likeliest(row: Row) -> tuple[int, float]:
+    """The likeliest token of one row, and its logit: the lowest id of equals, or that which the program chose.
+
+    NaN is taken for the largest.
+    """
+    # NumPy's views and its argmax, which takes no threads: for so little work, waiting for them takes longer.
+    if isinstance(row, Choices):
+        return int(row.ids.numpy()[0]), float(row.logits.numpy()[0])
+    values = row.numpy()
+    token = int(values.argmax())
+    return token, float(values[token])
 
 
 def kept(row: Row) -> Row:

@@ -100,8 +100,8 @@ class MultimodalSession(Session):
             )
         return super().prefill(ids)
 
-    def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> Row:
-        """Run a method on int64 [1, n] at the current position; float32 [n or 1, V]."""
+    def _run(self, method: LoadedMethod, tokens: torch.Tensor) -> None:
+        """Run a method on int64 [1, n] at the current position, and leave its outputs where they are."""
         # Cloned, as are features: a method's outputs lie where the next call of any method computes.
         embeddings = self._embedding.call((tokens,))[0]
         token = self._image_prompt().token_id
@@ -111,7 +111,7 @@ class MultimodalSession(Session):
             if seen < len(self._features):
                 embeddings[0, place] = self._features[seen]
             seen += 1
-        return super()._call(method, embeddings)
+        super()._run(method, embeddings)
 
     def _image_prompt(self) -> ImagePrompt:
         assert self.package.manifest.image_prompt is not None, "checked when the session was opened"

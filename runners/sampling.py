@@ -8,6 +8,7 @@ temperature, top-k, top-p, min-p.
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 
@@ -72,9 +73,8 @@ def greedy(row: Row) -> int:
     Raises:
         RuntimeError: the logits hold NaN: the program is broken.
     """
-    token = likeliest(row)
-    largest = float(row.logits[0] if isinstance(row, Choices) else row[token])
-    if largest != largest:  # NaN, which is taken for the largest
+    token, logit = likeliest(row)
+    if math.isnan(logit):
         raise RuntimeError("the program computed NaN logits: run 'pteline check' on the package")
     return token
 

@@ -35,6 +35,7 @@ class Session:
         self._program = program
         self._tokens: list[int] = []
         self._row = 0
+        self._one_row: Row | None = None  # of a step, once it is known where ``decode`` leaves it
         self._bind()
 
     @classmethod
@@ -139,9 +140,15 @@ class Session:
         if len(self._tokens) >= self._max_length:
             raise ContextEndError(f"the context of {self._max_length} tokens is full")
         self._one_value[0, 0] = token
-        logits = self._call(self._decode, self._one)
+        row = self._one_row
+        if row is not None:
+            self._run(self._decode, self._one)
+        else:
+            row = self._call(self._decode, self._one)[-1]
+            if self._keeps_place:
+                self._one_row = row
         self._tokens.append(token)
-        return logits[-1]
+        return row
 
     def verify(self, ids: Sequence[int]) -> Row:
         """Append up to ``max_verify`` tokens with one call, and see what follows each: :meth:`rewind` takes back some.
@@ -198,24 +205,24 @@ class Session:
         self._verify: LoadedMethod | None = self._program.method("verify")
         self._one, self._position = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         self._one_value, self._position_value = self._one.numpy(), self._position.numpy()  # the same memory
-        self._one_row: Row | None = None  # [1, V] or [1, N]: where ``decode`` leaves that of ``_one``
         self._cache = tuple(_zeros(spec) for spec in entry.inputs[2:])  # empty where the program holds the cache
+        self._keeps_place = self._rows == 1 and not self._cache  # of a step's row: a method's outputs have one place
 
     def _call(self, method: LoadedMethod, tokens: torch.Tensor) -> Row:
         """Run a method on int64 [1, n] at the current position; float32 [n or 1, V], or as many choices."""
-        method.set_inputs((*self._at_position(tokens), *self._cache))
-        method.execute()
-        if tokens is self._one and self._one_row is not None:
-            return self._one_row
+        self._run(method, tokens)
         outputs = method.get_outputs(clone_outputs=False)
         own = len(outputs) - len(self._cache)
         # Copied, not kept: the program's outputs lie where its next call computes.
         for kept, new in zip(self._cache, outputs[own:], strict=True):
             kept.copy_(new)
-        row = self._row_of(outputs[:own])
-        if tokens is self._one and self._rows == 1 and not self._cache:
-            self._one_row = row  # of the next step too: a method's outputs have one place
-        return row
+        return self._row_of(outputs[:own])
+
+    def _run(self, method: LoadedMethod, tokens: torch.Tensor) -> None:
+        """Run a method on int64 [1, n] at the current position, and leave its outputs where they are."""
+        inputs = (*self._at_position(tokens), *self._cache)  # by name: the method reads them, and keeps none alive
+        method.set_inputs(inputs)
+        method.execute()
 
     def _row_of(self, outputs: Sequence[torch.Tensor]) -> Row:
         """What the program says of the row in use."""
