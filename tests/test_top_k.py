@@ -55,7 +55,7 @@ class Scores(nn.Module):
         return self.head(x), x + 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 64, VOCABULARY])
+@pytest.mark.parametrize("count", [1, 2, 3, 64, VOCABULARY])
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_the_pass_gives_what_topk_gives_and_leaves_the_other_outputs_alone(count: int, tokens: int) -> None:
     model, x = Scores().eval(), torch.randn(1, 4, 8)
