@@ -13,10 +13,11 @@ from pipeline.backends.levels import partitions_by_level
 from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.passes.complex_as_real import complex_as_real
 from pipeline.passes.computed_once import computed_once
+from pipeline.passes.copies_of_the_same import CopiesOfTheSame
 from pipeline.passes.doubled_as_linear import doubled_as_linear
 from pipeline.passes.gelu_tanh_as_products import gelu_tanh_as_products
 from pipeline.passes.half_swap_as_linear import half_swap_as_linear
-from pipeline.passes.inferred_size import inferred_size
+from pipeline.passes.inferred_size import InferredViewSize, inferred_size
 from pipeline.passes.mean_as_linear import mean_as_linear
 from pipeline.passes.quantized_embedding import quantized_embedding
 
@@ -31,6 +32,8 @@ PASSES = (
     gelu_tanh_as_products,
     inferred_size,
 )
+# The same, of what only an edge program has.
+EDGE_PASSES = (CopiesOfTheSame, InferredViewSize)
 
 
 class LevelPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is Any to the checker
@@ -57,6 +60,7 @@ def lower(
     with quick_lowering():
         return to_edge_transform_and_lower(
             rewritten,
+            transform_passes=[rewrite() for rewrite in EDGE_PASSES],
             partitioner=[LevelPartitioner()],
             constant_methods=constant_methods,
             compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),

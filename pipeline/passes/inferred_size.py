@@ -2,12 +2,15 @@
 
 XNNPACK takes a view with fixed sizes and one that it infers (``-1``), but none whose sizes are symbols, nor a size-1
 axis anywhere but last. In a program with a dynamic number of tokens each of these would split the graph: between the
-products of a layer's queries and keys and their rotary embedding, for one.
+products of a layer's queries and keys and their rotary embedding, for one. Further views come into being when a program
+becomes an edge program, around each product of matrices: these are written so there.
 """
 
 from __future__ import annotations
 
 import torch
+from executorch.exir.dialects._ops import ops
+from executorch.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -33,6 +36,21 @@ def inferred_size(program: ExportedProgram) -> ExportedProgram:
     graph.eliminate_dead_code()
     program.graph_module.recompile()
     return program
+
+
+class InferredViewSize(ExportedProgramPassBase):  # type: ignore[misc]  # executorch is Any to the checker
+    """The same of the views of an edge program."""
+
+    def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
+        """Change ``exported_program`` in place."""
+        graph, changed = exported_program.graph, False
+        for node in graph.find_nodes(op="call_function", target=ops.edge.aten.view_copy.default):
+            sizes = _sizes(node)
+            if sizes is not None and -1 in sizes:
+                node.args, changed = (node.args[0], sizes), True
+        graph.eliminate_dead_code()
+        exported_program.graph_module.recompile()
+        return ExportedProgramPassResult(exported_program, changed)
 
 
 def _sizes(node: Node) -> list[int] | None:
