@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from pipeline.stage_cache import StageCache, key_of, library_versions
 from pipeline.stages import Stages
 from pipeline.tasks import TASKS, Task
 from pipeline.tasks.settings import refuse_idle, refuse_unmeasured
+from pipeline.unexpected import explained
 from pipeline.verify import verify
 from runners.check_render import show
 from runners.errors import CheckFailedError, UserError
@@ -98,9 +100,18 @@ class _Line:
     def __init__(self, settings: BuildSettings, directory: Path, stages: Stages, cache: StageCache) -> None:
         self.settings, self._directory, self._stages, self._cache = settings, directory, stages, cache
 
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        with explained(name, self._model_name), self._stages.stage(name):
+            yield
+
+    def _model_name(self) -> str:
+        is_loaded = "loaded" in vars(self)
+        return self.loaded.identity.architecture if is_loaded else self.settings.model.source
+
     @cached_property
     def loaded(self) -> Loaded:
-        with self._stages.stage("load"):
+        with self._stage("load"):
             return load(self.settings.model)
 
     @cached_property
@@ -123,7 +134,7 @@ class _Line:
     @cached_property
     def quantized(self) -> Quantized:
         loaded, calibration = self.loaded, self.calibration
-        with self._stages.stage("quantize"):
+        with self._stage("quantize"):
             return quantize(loaded, self.settings.quantize, calibration)
 
     @cached_property
@@ -155,19 +166,19 @@ class _Line:
                 return kept.read_recorded(found)
         drafts = None
         if self.task.draft is not None:
-            with self._stages.stage("draft"):
+            with self._stage("draft"):
                 drafts = self.task.draft(self.loaded, self.settings, self._directory)
         quantized = self.quantized
-        with self._stages.stage("record"):
+        with self._stage("record"):
             recorded = self.task.record(self.loaded, quantized, self.settings, drafts)
             self._cache.store("record", self._record_key, lambda entry: kept.write_recorded(recorded, entry))
         return recorded
 
     def _export(self) -> Exported:
         settings, quantized = self.settings, self.quantized
-        with self._stages.stage("register"):
+        with self._stage("register"):
             registered = self.task.register(quantized, settings.cache, settings.export)
-        with self._stages.stage("export"):
+        with self._stage("export"):
             exported = export(registered, self.task.plan(registered, settings.export), quantized.notes)
             self._cache.store("export", self._export_key, lambda entry: kept.write_exported(exported, entry))
         return exported
@@ -175,10 +186,10 @@ class _Line:
     def _emit(self) -> Emitted:
         exported, settings = self.exported, self.settings
         constants = self.task.constant_methods(self.loaded, exported.facts)
-        with self._stages.stage("lower"):
+        with self._stage("lower"):
             lowered = lower(exported, settings.lower, constants)
         del self.exported  # lowering rewrote its programs, and nobody reads them again
-        with self._stages.stage("emit"):
+        with self._stage("emit"):
             emitted = emit(lowered, constants, self._directory / PROGRAM_NAME)
             self._cache.store("emit", self._emit_key, lambda entry: kept.write_emitted(emitted, entry))
         return emitted

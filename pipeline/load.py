@@ -18,6 +18,7 @@ from pipeline.sources.parsed_once import parsed_once
 from pipeline.tasks import TASKS
 from pipeline.tasks.infer import infer_task
 from pipeline.tokenizer import load_tokenizer
+from pipeline.unexpected import first_line
 from runners.errors import UserError
 from runners.manifest import ModelIdentity, TaskName
 
@@ -107,7 +108,7 @@ def _config(fetched: Fetched, trust_remote_code: bool) -> PreTrainedConfig:
             return AutoConfig.from_pretrained(fetched.path, trust_remote_code=trust_remote_code, local_files_only=True)
     # a config is the user's data, and each config class refuses bad values in a way of its own
     except Exception as error:
-        raise UserError(f"{fetched.path}: the model's config cannot be read: {_first_line(error)}") from error
+        raise UserError(f"{fetched.path}: the model's config cannot be read: {first_line(error)}") from error
 
 
 def _check_quantized(config: PreTrainedConfig, fetched: Fetched) -> None:
@@ -156,7 +157,7 @@ def _from_pretrained(
             )
     # damaged files and unknown layouts fail anywhere below this call
     except Exception as error:
-        raise UserError(f"{fetched.path}: the weights cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"{fetched.path}: the weights cannot be loaded: {first_line(error)}") from error
     mismatched = tuple(
         f"{name} (file {list(has)}, model {list(wants)})" for name, has, wants in info["mismatched_keys"]
     )
@@ -205,7 +206,3 @@ def _some(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
     return ", ".join(ordered[:SHOWN]) + more
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
