@@ -59,8 +59,8 @@ def measured(
     """Run one token, and return the sizes of each layer's cache and the attention that fits the model.
 
     Raises:
-        UserError: a layer's kind has no device cache, its window is not in the model's mask, or the attention that
-            ``export`` asks for does not fit.
+        UserError: a layer's kind has no device cache, its window is of one token or not in the model's mask, or the
+            attention that ``export`` asks for does not fit.
     """
     keeping = state_keeping(model)
     cache = keeping.new_cache(model)
@@ -74,6 +74,12 @@ def measured(
         raise UserError(
             f"model: {type(model).__name__} keeps the last {window} tokens in its cache, but its mask has no window: "
             "what it says depends on how its tokens are fed. It cannot be built."
+        )
+    if any(layer.window == 1 for layer in layers):
+        raise UserError(
+            f"model: {type(model).__name__} has a window or chunks of 1 token, with which transformers' own cache "
+            "keeps all tokens, and its mask none of them; expected 2 or more (sliding_window or attention_chunk_size "
+            "in the model's config.json). It cannot be built."
         )
     attention = choose_attention(
         export.attention, seen, layers, _keys_and_values(cache), settings.placement, settings.batch_size

@@ -13,14 +13,17 @@ from rich.console import Console
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
+from pipeline.artifacts import Quantized
 from pipeline.build import BuildOptions, build
-from pipeline.config import ModelSettings
+from pipeline.config import CacheSettings, ExportSettings, ModelSettings
 from pipeline.config_reader import read
+from pipeline.export import export
 from pipeline.goldens import Prompt
 from pipeline.load import load
 from pipeline.record_answers import Answers, greedy_answer
 from pipeline.stage_cache import StageCache
 from pipeline.stages import Stages
+from pipeline.tasks import TASKS
 from runners.check_report import read_report
 from runners.cli import app
 from runners.encoder_decoder import MASK, SUPPRESSED, Seq2SeqSession
@@ -303,3 +306,14 @@ def test_a_quantized_package_is_as_close_to_eager_as_rounding_lets_it(tmp_path: 
     manifest = open_package(package).manifest
     assert manifest.quantization["quantize.linear"].startswith("8da8w")
     assert (package / "model.pte").stat().st_size < (made.build("plain") / "model.pte").stat().st_size
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_a_decoder_may_take_one_token_a_call(family: str) -> None:
+    task, settings = TASKS["text2text"], ExportSettings(max_prefill_length=1)
+    model = models.MODELS[family]().eval().requires_grad_(False)
+    registered = task.register(Quantized(model, {}), CacheSettings(max_length=16, max_encoder_length=12), settings)
+    exported = export(registered, task.plan(registered, settings), {})
+    signature = exported.facts.signatures["decode"]
+    assert signature.inputs[0].shape == [1, 1]
+    assert signature.outputs[0].shape == [1, 1, models.VOCABULARY]

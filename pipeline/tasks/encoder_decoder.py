@@ -15,6 +15,7 @@ from torch.export import Dim
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
+from pipeline.agreement import require_agreement_with_encoder
 from pipeline.artifacts import EncoderInput, Loaded, ProgramFacts, Quantized, Registered
 from pipeline.caches import AttentionShape, DeviceEncoderDecoderCache, encoder_decoder_cache, entry_of
 from pipeline.caches.measure import layer_shapes
@@ -58,7 +59,8 @@ def register(
     """Return the model with an empty cache for the decoder, and one for the encoder's keys and values.
 
     Raises:
-        UserError: ``export`` asks for attention that is causal by itself, or a layer's kind has no device cache.
+        UserError: ``export`` asks for attention that is causal by itself, a layer's kind has no device cache, or the
+            model says something else with such a cache.
     """
     if export.attention == "custom":
         raise UserError(
@@ -77,7 +79,10 @@ def register(
         )
     cross = [_attention(shape.attention, type(model)) for shape in layer_shapes(filled.cross_attention_cache)]
     positions = encoder.output.last_hidden_state.shape[1]
-    cache = encoder_decoder_cache(layer_shapes(filled.self_attention_cache), cross, length, positions, torch.float32)
+    shapes = layer_shapes(filled.self_attention_cache)
+    trial = encoder_decoder_cache(shapes, cross, length, positions, torch.float32)
+    require_agreement_with_encoder(model, cache_argument(model), encoder.argument, encoder.longest, trial)
+    cache = encoder_decoder_cache(shapes, cross, length, positions, torch.float32)
     entry = entry_of(DeviceEncoderDecoderCache)
     tensors = cache_tensors(entry, cache)
     layout = Cache(
@@ -170,7 +175,7 @@ def _decode(registered: Registered, settings: ExportSettings) -> MethodPlan:
         cache=name,
         dropped=(f"{_OUTPUTS}_last_hidden_state",),
         leaf_uses={_SELF: "written", _CROSS: "read"},
-        last_logits=settings.logits == "last",
+        last_logits=settings.logits == "last" and longest > 1,
     )
 
 
