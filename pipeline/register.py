@@ -22,6 +22,7 @@ from pipeline.caches import (
 from pipeline.caches.cross import part_of
 from pipeline.caches.own_states import state_keeping
 from pipeline.config import CacheSettings, ExportSettings
+from pipeline.counting import watched_counting
 from runners.errors import UserError
 from runners.manifest import Cache, CacheKind, CacheTensor
 
@@ -37,10 +38,12 @@ def register(quantized: Quantized, settings: CacheSettings, export: ExportSettin
     shapes, attention = measured(quantized.model, settings, export)
     _check_batch(quantized.model, shapes, settings.batch_size)
     keeping = state_keeping(quantized.model)
-    if not keeping.has_own_states:
-        trial = device_cache(attention, shapes, settings.max_length, torch.float32)
-        require_agreement(quantized.model, cache_argument(quantized.model), keeping, trial, attention)
+    with watched_counting() as counting:
+        if not keeping.has_own_states:
+            trial = device_cache(attention, shapes, settings.max_length, torch.float32)
+            require_agreement(quantized.model, cache_argument(quantized.model), keeping, trial, attention)
     cache = device_cache(attention, shapes, settings.max_length, torch.float32, settings.batch_size)
+    cache.counts_by_number = counting.needs_number and settings.batch_size == 1  # rows are told their positions
     entry = entry_of(DeviceCache)
     tensors = cache_tensors(entry, cache)
     layout = Cache(

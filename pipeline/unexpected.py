@@ -13,7 +13,7 @@ _TRY = {
     "quantize": "try quantize.linear, lm_head and embedding: none, to see whether a scheme does not fit the model",
     "register": "the model does not take a device's cache; another model of its family may",
     "export": "try export.max_prefill_length: 1 (a prompt is then fed token by token), or export.attention: portable",
-    "lower": "try export.attention: portable, or quantize.linear: none",
+    "lower": "try export.max_prefill_length: 1, export.attention: portable, or quantize.linear: none",
     "emit": "try export.attention: portable, or one method in export.methods",
     "draft": "the program was built and does not run: try export.attention: portable",
     "record": "eager PyTorch itself does not run the model along check.prompts; --no-check leaves them out",

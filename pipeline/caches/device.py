@@ -45,6 +45,7 @@ class DeviceCache(Cache):
     attention: str  # "custom" or "portable": how the layers store keys and values, and who reads them
     max_length: int  # L
     rows: int  # B
+    counts_by_number: bool  # whether the model asks for the number of earlier tokens as a number
     _call: Call | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -95,9 +96,9 @@ class DeviceCache(Cache):
         """Keep a state as MiniMax gives it to its own cache."""
         self.layers[layer_idx].recurrent_states[0].copy_(linear_cache)
 
-    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
-        """Return the number of tokens before this call, int64 ``[1]``; of a batch as ``position``."""
-        return self.position
+    def get_seq_length(self, layer_idx: int = 0) -> int | torch.SymInt | torch.Tensor:
+        """Return the number of tokens before this call: int64 ``[1]``, of a batch as ``position``; or the number."""
+        return self.call.start if self.counts_by_number else self.position
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """Return L."""
@@ -177,6 +178,7 @@ def device_cache(
     """
     cache = DeviceCache(layers=[_layer(attention, shape, max_length, dtype, batch_size) for shape in shapes])
     cache.attention, cache.max_length, cache.rows = attention, max_length, batch_size
+    cache.counts_by_number = False
     cache.position = torch.zeros((batch_size, 1) if batch_size > 1 else 1, dtype=torch.int64)
     return cache
 
@@ -235,5 +237,5 @@ DEVICE_CACHE = CachePytree(
     _rows(),
     _sample,
     leaves=("position",),
-    static=("attention", "max_length", "rows"),
+    static=("attention", "max_length", "rows", "counts_by_number"),
 )

@@ -20,6 +20,7 @@ from pipeline.artifacts import EncoderInput, Loaded, ProgramFacts, Quantized, Re
 from pipeline.caches import AttentionShape, DeviceEncoderDecoderCache, encoder_decoder_cache, entry_of
 from pipeline.caches.measure import layer_shapes
 from pipeline.config import CacheSettings, ExportSettings
+from pipeline.counting import watched_counting
 from pipeline.register import cache_argument, cache_tensors
 from pipeline.tasks.plan import Argument, DynamicShape, MethodPlan
 from pipeline.tasks.task import Constants
@@ -81,8 +82,10 @@ def register(
     positions = encoder.output.last_hidden_state.shape[1]
     shapes = layer_shapes(filled.self_attention_cache)
     trial = encoder_decoder_cache(shapes, cross, length, positions, torch.float32)
-    require_agreement_with_encoder(model, cache_argument(model), encoder.argument, encoder.longest, trial)
+    with watched_counting() as counting:
+        require_agreement_with_encoder(model, cache_argument(model), encoder.argument, encoder.longest, trial)
     cache = encoder_decoder_cache(shapes, cross, length, positions, torch.float32)
+    cache.self_attention_cache.counts_by_number = counting.needs_number
     entry = entry_of(DeviceEncoderDecoderCache)
     tensors = cache_tensors(entry, cache)
     layout = Cache(

@@ -84,6 +84,7 @@ SPEECH = {**TEXT, "task": "speech-to-text"}
 FAMILIES = (
     Family("t5", t5, **TEXT, encoder_length=40, ci=("buffer",)),
     Family("bart", lambda: tf.BartConfig(**SIZES, **POSITIONS), **TEXT),
+    Family("mvp", lambda: tf.MvpConfig(**SIZES, **POSITIONS), **TEXT),
     Family("marian", lambda: tf.MarianConfig(**SIZES, **POSITIONS), **TEXT),
     Family("whisper", whisper, **{**SPEECH, "extras": log_mel}, ci=("buffer",)),
     Family("moonshine", moonshine, **{**SPEECH, "extras": waveform}, encoder_length=2 * RATE),

@@ -32,6 +32,13 @@ PADS = dict(
     ),
 )
 
+GROWS = dict(
+    export=ExportSettings(max_prefill_length=1),
+    longer=Cannot(
+        "export", "data-dependent expression", "transformers makes its table of positions longer where it must."
+    ),
+)
+
 
 def gemma3() -> tf.PreTrainedConfig:
     kinds = ["sliding_attention", "full_attention"]
@@ -64,6 +71,20 @@ def gpt_neox() -> tf.PreTrainedConfig:
 def opt() -> tf.PreTrainedConfig:
     sizes = dict(hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4)
     return tf.OPTConfig(**TOKENS, **sizes, max_position_embeddings=64, init_std=0.3)
+
+
+def ctrl() -> tf.PreTrainedConfig:
+    return tf.CTRLConfig(**TOKENS, **WIDE, n_embd=32, n_layer=2, n_head=4, dff=48, n_positions=64)
+
+
+def xglm() -> tf.PreTrainedConfig:
+    sizes = dict(d_model=32, ffn_dim=48, num_layers=2, attention_heads=4, max_position_embeddings=64, init_std=0.3)
+    return tf.XGLMConfig(**TOKENS, **sizes, decoder_start_token_id=1)
+
+
+def trocr() -> tf.PreTrainedConfig:
+    sizes = dict(d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48, init_std=0.3)
+    return tf.TrOCRConfig(**TOKENS, **sizes, decoder_start_token_id=1, max_position_embeddings=64)
 
 
 def falcon() -> tf.PreTrainedConfig:
@@ -165,6 +186,9 @@ FAMILIES = (
     Family("gpt2", gpt2),
     Family("gpt_neox", gpt_neox),
     Family("opt", opt),
+    Family("ctrl", ctrl),
+    Family("xglm", xglm, **GROWS),
+    Family("trocr", trocr),
     Family("falcon", falcon),
     Family("starcoder2", lambda: tf.Starcoder2Config(**SIZES)),
     Family("cohere2", cohere2),
