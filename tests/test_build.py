@@ -1,150 +1,34 @@
-"""From a configuration to a checked package, on tiny random models: whole builds, what the next one reuses, faults."""
+"""From a configuration to a checked package, on tiny random models: whole builds, and what is refused."""
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
-from rich.console import Console
-from transformers import AttentionInterface
 
-from pipeline import attention, kept
 from pipeline import build as build_module
-from pipeline import register as register_module
+from pipeline import kept
 from pipeline.artifacts import Exported, Package
-from pipeline.build import BuildOptions, build
-from pipeline.caches.device_layers import CustomLayer
-from pipeline.config_reader import read
-from pipeline.draft import draft
-from pipeline.goldens import Prompt
-from pipeline.stage_cache import StageCache
-from pipeline.stages import Stages
-from pipeline.tasks import text_generation
-from runners.errors import CheckFailedError, UserError
-from runners.generate import generate
-from runners.goldens import load as load_goldens
+from runners.errors import UserError
 from runners.package import open_package
 from runners.pte import read_program
-from runners.session import Session
 from runners.stock_contract import stock_runner_verdict
-from runners.tokenizer import open_tokenizer
 from tests import tiny
 from tests.stock import stock_texts
+from tests.workshop import (
+    LENGTH,
+    PROMPTS,
+    STEPS,
+    Workshop,
+    bytes_of,
+    eager_tokens,
+    report_of,
+    session_tokens,
+    stages_of,
+)
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
-
-ROOT = Path(__file__).parents[1]
-LENGTH, STEPS = 64, 8
-PROMPTS = ["The quick brown fox", "Every morning the baker"]
-EXACT = {"min_equal_prompts": 1.0, "max_logit_difference": 1e-3, "max_perplexity_ratio": 1.001}
-
-
-class Workshop:
-    """A folder with a tiny model, a text and a stage cache; builds packages in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        tiny.save_llama(folder / "llama")
-        (folder / "text.txt").write_text(tiny.TRAINING_TEXT)
-
-    def config(self, name: str, **sections: dict[str, object]) -> Path:
-        """Write a configuration; ``sections`` replace what it says otherwise."""
-        check = {
-            "chat": False,
-            "prompts": PROMPTS,
-            "steps": STEPS,
-            "long_prompt": 40,
-            "to_the_end": True,
-            "perplexity": {"text": "text.txt", "tokens": 48, "window": 24},
-            "quantized": EXACT,
-        }
-        content = {
-            "name": name,
-            "model": {"source": "./llama", "licence": "MIT"},
-            "cache": {"max_length": LENGTH},
-            "check": check,
-            "package": {"directory": str(self.folder / "dist")},
-        }
-        path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**content, **sections}))
-        return path
-
-    def build(
-        self,
-        config: Path,
-        *overrides: str,
-        cache: str | None = "cache",
-        console: Console | None = None,
-        **options: object,
-    ) -> Package:
-        """Build in this process."""
-        settings = read(config, overrides)
-        root = self.folder / cache if cache is not None else None
-        return build(settings, BuildOptions(**options), Stages(console or Console(quiet=True)), StageCache(root))
-
-    def command(self, config: Path, *arguments: str) -> list[str]:
-        """The command line that builds."""
-        return [sys.executable, "-m", "pipeline.cli", "build", str(config), *arguments]
-
-    def environment(self) -> dict[str, str]:
-        """For that command line."""
-        return {**os.environ, "PTELINE_CACHE": str(self.folder / "command_cache"), "PYTHONPATH": str(ROOT)}
-
-    def names(self) -> set[str]:
-        """What lies beside the packages."""
-        dist = self.folder / "dist"
-        return {path.name for path in dist.iterdir()} if dist.exists() else set()
-
-
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("build"))
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Workshop:
-    """One for a test that looks at what a failure leaves behind."""
-    return Workshop(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def two_methods(workshop: Workshop) -> Package:
-    """Not quantized, custom attention, cache in buffers."""
-    return workshop.build(workshop.config("two_methods", export={"methods": ["forward", "decode"]}), keep=("export",))
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def report_of(package: Package) -> dict:
-    return json.loads((package.path / "report" / "check.json").read_text())
-
-
-def eager_tokens(text: str, steps: int = STEPS) -> list[int]:
-    model, ids = tiny.llama(), tiny.tokenizer()(text, return_tensors="pt").input_ids
-    generated = model.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None)
-    return generated[0, ids.shape[1] :].tolist()
-
-
-def session_tokens(package: Package, text: str, steps: int = STEPS) -> list[int]:
-    opened = open_package(package.path)
-    tokens: list[int] = []
-    ids = open_tokenizer(opened).encode(text)
-    session = Session.open(opened, threads=1)
-    greedy: Callable[[torch.Tensor], int] = lambda logits: int(logits.argmax())  # noqa: E731
-    generate(session, ids, greedy, eos_ids=frozenset(), max_new_tokens=steps, emit=tokens.append)
-    return tokens
-
 
 # Whole builds
 
@@ -270,214 +154,6 @@ def test_the_stock_runner_writes_the_same_text(workshop: Workshop, tmp_path: Pat
     texts = stock_texts(*files, PROMPTS, STEPS, tmp_path)
     assert texts == [tiny.tokenizer().decode(session_tokens(package, prompt)) for prompt in PROMPTS]
     assert all(texts)
-
-
-# What the next build reuses
-
-
-def stages_of(package: Package) -> dict[str, bool]:
-    """Stage -> whether its result came from the cache."""
-    return {name: figure.cached for name, figure in package.manifest.timings.items()}
-
-
-def test_the_same_build_again_takes_every_long_stage_from_the_cache(workshop: Workshop, two_methods: Package) -> None:
-    before = (two_methods.path / "model.pte").read_bytes()
-    again = workshop.build(workshop.folder / "two_methods.yaml")
-    assert stages_of(again) == {"load": False, "emit": True, "record": True, "package": False, "check": False}
-    assert (again.path / "model.pte").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("override", "repeated"),
-    [
-        ("check.quantized.max_margin=0.5", set()),
-        ("lower.max_delegates=100", set()),
-        ("package.directory={folder}/elsewhere", set()),
-        ("check.steps=7", {"record"}),
-        ("check.chat=true", {"record"}),
-    ],
-)
-def test_a_setting_repeats_only_what_depends_on_it(
-    workshop: Workshop, two_methods: Package, override: str, repeated: set[str]
-) -> None:
-    config = workshop.folder / "two_methods.yaml"
-    again = workshop.build(config, override.format(folder=workshop.folder), "name=again")
-    stages = stages_of(again)
-    assert {name for name in ("export", "lower", "emit", "record") if stages.get(name) is False} == repeated
-    assert (again.path / "model.pte").read_bytes() == (two_methods.path / "model.pte").read_bytes()
-
-
-def test_another_text_under_the_same_name_is_recorded_anew(workshop: Workshop, two_methods: Package) -> None:
-    text = workshop.folder / "text.txt"
-    before = text.read_text()
-    text.write_text(before[::-1])
-    try:
-        again = workshop.build(workshop.folder / "two_methods.yaml", "name=again", "check.quantized={}")
-        assert stages_of(again)["record"] is False
-    finally:
-        text.write_text(before)
-
-
-@pytest.mark.parametrize("guess", [[7], [7, 7, 7, 7, 7, 7, 7, 7]], ids=["one token", "every token"])
-def test_a_wrong_draft_changes_no_byte_of_the_goldens(
-    workshop: Workshop, two_methods: Package, monkeypatch: pytest.MonkeyPatch, guess: list[int]
-) -> None:
-    drafted: list[int] = []
-
-    def wrong(directory: Path, prompts: list[Prompt], *rest: object) -> list[torch.Tensor]:
-        drafted.append(len(prompts))
-        return [torch.tensor(guess) for _ in prompts]
-
-    monkeypatch.setattr(text_generation, "draft", wrong)
-    for entry in (workshop.folder / "cache").glob("record-*"):
-        shutil.rmtree(entry)
-    again = workshop.build(workshop.folder / "two_methods.yaml", "name=again")
-    assert drafted == [4]
-    goldens = "goldens.safetensors"
-    assert (again.path / goldens).read_bytes() == (two_methods.path / goldens).read_bytes()
-
-
-def test_the_program_drafts_what_it_writes(two_methods: Package) -> None:
-    codec = tiny.tokenizer()
-    tokens = session_tokens(two_methods, PROMPTS[0])
-    prompt = Prompt("0", PROMPTS[0], torch.tensor(codec(PROMPTS[0]).input_ids))
-    endless = Prompt("long", prompt.text, prompt.ids, to_eos=False)
-    threads = torch.get_num_threads()
-    found = draft(two_methods.path, [prompt, endless, prompt], STEPS, [tokens[2]])
-    end = tokens.index(tokens[2]) + 1
-    assert [ids.tolist() for ids in found] == [tokens[:end], tokens, tokens[:end]]
-    assert torch.get_num_threads() == threads
-
-
-def test_golden_steps_end_with_the_answer(workshop: Workshop, two_methods: Package) -> None:
-    """A token that the model writes becomes an end of answers; the prompts that test the cache go on."""
-    folder = workshop.folder / "ending"
-    shutil.copytree(workshop.folder / "llama", folder)
-    tokens = [eager_tokens(prompt) for prompt in PROMPTS]
-    eos_id = tokens[0][2]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, eos_id]}))
-    package = workshop.build(workshop.config("ending", model={"source": "./ending"}))
-    recorded = load_goldens(package.path / "goldens.safetensors").prompts
-    expected = [t[: t.index(eos_id) + 1] if eos_id in t else t for t in tokens]
-    assert [p.forced.tolist() for p in recorded[:2]] == expected
-    assert len(expected[0]) == tokens[0].index(eos_id) + 1 < STEPS
-    assert [p.forced.shape[0] for p in recorded[2:]] == [STEPS, STEPS]
-    assert [p["quantized"]["steps"] for p in report_of(package)["prompts"]] == [p.forced.shape[0] for p in recorded]
-
-
-def test_kept_exports_load_and_decode_as_eager_does(two_methods: Package) -> None:
-    folder = two_methods.path.with_name("two_methods.export")
-    assert {path.name for path in folder.iterdir()} == {"forward.pt2", "decode.pt2", "facts.json"}
-    program = torch.export.load(folder / "forward.pt2")
-    assert not [node for node in program.graph.nodes if "half_swap" in node.name]  # as exported, not as lowered
-    ids = tiny.tokenizer()(PROMPTS[0]).input_ids
-    logits = program.module()(tokens=torch.tensor([ids]), position=torch.tensor([0]))
-    torch.testing.assert_close(logits, tiny.llama()(torch.tensor([ids])).logits[:, -1:], atol=1e-4, rtol=1e-4)
-
-
-def test_without_the_check_there_are_no_goldens_and_no_verdict(workshop: Workshop, two_methods: Package) -> None:
-    package = workshop.build(workshop.folder / "two_methods.yaml", "name=unchecked", check=False)
-    assert package.manifest.check is None
-    assert not (package.path / "goldens.safetensors").exists()
-    assert session_tokens(package, PROMPTS[0]) == eager_tokens(PROMPTS[0])
-
-
-def test_a_check_of_nothing_is_no_verdict(workshop: Workshop, two_methods: Package) -> None:
-    export = {"methods": ["forward", "decode"]}
-    package = workshop.build(workshop.config("nothing", export=export, check={"prompts": []}))
-    assert package.manifest.check is None
-    assert not (package.path / "goldens.safetensors").exists()
-
-
-# Wrong programs
-
-
-def small(workshop: Workshop) -> Path:
-    """Two layers: with one, what a token may see of later ones would not show in the last token's logits."""
-    check = {"chat": False, "prompts": PROMPTS, "steps": STEPS, "quantized": {"max_logit_difference": 1e-3}}
-    return workshop.config("wrong", export={"max_prefill_length": 32}, check=check)
-
-
-BROKEN = r"prompt 0: max \|Δlogit\| against quantized is .*, at most 0.001 allowed"
-
-
-def test_a_right_program_passes_that_check(empty: Workshop) -> None:
-    assert empty.build(small(empty), cache=None).path.exists()
-
-
-def test_one_changed_weight_fails_the_check(empty: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def corrupted(*arguments: object) -> Exported:
-        exported = export(*arguments)
-        for program in exported.programs.values():
-            name = "model.layers.0.mlp.down_proj.weight"
-            changed = program.state_dict[name].clone()
-            changed[3, 5] += 0.5
-            program.state_dict[name] = torch.nn.Parameter(changed, requires_grad=False)
-        return exported
-
-    export = build_module.export
-    monkeypatch.setattr(build_module, "export", corrupted)
-    with pytest.raises(CheckFailedError, match=BROKEN):
-        empty.build(small(empty), cache=None)
-    assert empty.names() == set()
-
-
-def sees_the_future(module, query, key, value, mask, scaling=None, **kwargs):
-    out = torch.ops.llama.custom_sdpa(query.transpose(1, 2), key, value, mask, None, 0.0, False, scaling)
-    return out, None
-
-
-def forgets_the_first(module, query, key, value, mask, scaling=None, **kwargs):
-    return attention.custom(module, query, key.index_fill(1, torch.tensor([0]), 0.0), value, mask, scaling, **kwargs)
-
-
-def sees_one_more(module, query, key, value, mask, scaling=None, **kwargs):
-    return attention.custom(module, query, key, value, mask + 1, scaling, **kwargs)
-
-
-@pytest.fixture
-def only_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a wrong program come as far as the check: the comparison before the export would notice some of them."""
-    monkeypatch.setattr(register_module, "require_agreement", lambda *args: None)
-
-
-@pytest.mark.parametrize("wrong", [sees_the_future, forgets_the_first, sees_one_more])
-def test_a_wrong_mask_fails_the_check(empty: Workshop, only_the_check: None, wrong: Callable) -> None:
-    AttentionInterface.register("pteline_custom", wrong)
-    try:
-        with pytest.raises(CheckFailedError, match=BROKEN):
-            empty.build(small(empty), cache=None)
-    finally:
-        AttentionInterface.register("pteline_custom", attention.custom)
-    assert empty.names() == set()
-
-
-def test_keys_that_are_written_one_late_fail_the_check(
-    empty: Workshop, only_the_check: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def one_late(self, keys, values, call):
-        torch.ops.llama.update_cache(keys.transpose(1, 2), self.keys, call.start + 1)
-        torch.ops.llama.update_cache(values.transpose(1, 2), self.values, call.start)
-        return self.keys, self.values
-
-    monkeypatch.setattr(CustomLayer, "update", one_late)
-    with pytest.raises(CheckFailedError, match=BROKEN):
-        empty.build(small(empty), cache=None)
-
-
-def test_a_failed_check_prints_its_table_and_leaves_the_earlier_package(
-    workshop: Workshop, two_methods: Package
-) -> None:
-    before = bytes_of(two_methods.path)
-    console = Console(file=io.StringIO())
-    limit = "check.quantized.max_mean_kl=1e-30"
-    with pytest.raises(CheckFailedError, match=r"two_methods is not written, .*\n.*max_mean_kl"):
-        workshop.build(workshop.folder / "two_methods.yaml", limit, console=console)
-    printed = console.file.getvalue()
-    assert "Against eager execution of the package's weights" in printed
-    assert "│ to_the_end │" in printed
-    assert "check FAILED" in printed
-    assert bytes_of(two_methods.path) == before
 
 
 # Refusals

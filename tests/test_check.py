@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pipeline.config import Limits as ConfigLimits
 from pipeline.config import QuantizedLimits as ConfigQuantizedLimits
-from runners.check import FullLogits, LogitSource, repeats
+from runners.check import FullLogits, repeats
 from runners.check import check as check_repeatable
 from runners.check_render import show
 from runners.check_report import (
@@ -29,9 +29,8 @@ from runners.check_report import (
 )
 from runners.errors import UserError
 from runners.goldens import GoldenPrompt, Goldens, GoldenText, Rounding, RoundingFigures, summarise
-from runners.metrics import windows
+from tests.table_model import STEPS, VOCABULARY, StaleModel, TableModel, along, check, nll, table
 
-VOCABULARY, STEPS = 200, 5
 STRICT = QuantizedLimits(
     min_equal_prompts=1,
     max_margin=1e-6,
@@ -40,60 +39,6 @@ STRICT = QuantizedLimits(
     max_perplexity_ratio=1.000001,
 )
 OPEN = QuantizedLimits()
-
-
-class TableModel:
-    """A toy with a memory: its logits are a row of a table chosen by all tokens fed since the last reset."""
-
-    def __init__(self, table: torch.Tensor) -> None:
-        self.table = table
-        self.fed: list[int] = []
-        self.output = torch.empty(VOCABULARY)  # one buffer, overwritten by each call, as a program's output is
-
-    def reset(self) -> None:
-        self.fed = []
-
-    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
-        self.fed += ids
-        return self.output.copy_(self.table[self.row()])
-
-    def step(self, token: int) -> torch.Tensor:
-        return self.prefill([token])
-
-    def row(self) -> int:
-        return sum((i + 1) * token for i, token in enumerate(self.fed)) % self.table.shape[0]
-
-
-class StaleModel(TableModel):
-    """Forgets to forget."""
-
-    def reset(self) -> None:
-        self.fed = self.fed[:1]
-
-
-def check(source: LogitSource, goldens: Goldens, *rest: Limits | FullLogits) -> CheckReport:
-    return check_repeatable(source, goldens, *rest, repeatable=repeats(source, goldens))
-
-
-def table(seed: int) -> torch.Tensor:
-    return torch.randn(97, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-def along(model: TableModel, ids: list[int], forced: list[int] | None = None) -> torch.Tensor:
-    model.reset()
-    rows = [model.prefill(ids).clone()]
-    for step in range(STEPS - 1):
-        rows.append(model.step(forced[step] if forced else int(rows[-1].argmax())).clone())
-    return torch.stack(rows)
-
-
-def nll(model: TableModel, ids: torch.Tensor, window: int) -> float:
-    losses = []
-    for part in windows(ids, window):
-        model.reset()
-        for token, target in zip(part[:-1].tolist(), part[1:].tolist(), strict=True):
-            losses.append(-float(model.step(token).log_softmax(-1)[target]))
-    return sum(losses) / len(losses)
 
 
 PROMPTS = {"0": [3, 4, 5], "1": [100, 7], "long": list(range(50, 90))}
