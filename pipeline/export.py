@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from pipeline.artifacts import Exported, ProgramFacts, Registered
 from pipeline.attention import attention_of
+from pipeline.cached_shapes import cached_shapes
 from pipeline.caches import registered as pytree_scope
 from pipeline.caches.own_states import state_keeping
 from pipeline.experts import exportable_experts
@@ -42,7 +43,7 @@ def export(registered: Registered, plans: list[MethodPlan], notes: dict[str, str
         UserError: the model does not use the cache it is given.
     """
     model = registered.model
-    with _scope(registered), exportable_experts(model):
+    with _scope(registered), exportable_experts(model), cached_shapes():
         programs = {plan.name: _trace(plan, registered) for plan in plans}
     signatures = {p.name: signature_of(programs[p.name], _names(p), _layout(p, registered)) for p in plans}
     return Exported(programs, ProgramFacts(signatures=signatures, cache=registered.layout, quantization=notes))

@@ -1,0 +1,56 @@
+"""Compile a graph to Python when it is called, not each time it has been changed.
+
+Each pass compiles the graph that it leaves behind, a function of one line a node, and again each graph that it copies.
+Passes read nodes, and nearly none of these functions is ever called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.fx import GraphModule
+from torch.fx.graph import _PyTreeCodeGen
+
+from pipeline.substitution import replaced
+
+_compile = GraphModule.recompile
+_code = GraphModule.code.fget
+_text = GraphModule.__str__
+
+
+@contextmanager
+def compiled_when_called() -> Iterator[None]:
+    """Within the scope a ``GraphModule`` that was changed is compiled when it is called, or its code is read."""
+    with (
+        replaced(GraphModule, "recompile", _compile_later),
+        replaced(GraphModule, "code", property(_compiled_code)),
+        replaced(GraphModule, "__str__", _compiled_text),
+    ):
+        yield
+
+
+def _compile_later(self: GraphModule) -> None:
+    if isinstance(self._graph._codegen, _PyTreeCodeGen):
+        self._in_spec = self._graph._codegen.pytree_info.in_spec
+        self._out_spec = self._graph._codegen.pytree_info.out_spec
+    type(self).forward = _compile_and_call  # each module has a class of its own
+
+
+def _compile_and_call(self: GraphModule, *args: object, **kwargs: object) -> object:
+    _compile(self)
+    return self(*args, **kwargs)
+
+
+def _compiled(self: GraphModule) -> GraphModule:
+    if type(self).forward is _compile_and_call:
+        _compile(self)
+    return self
+
+
+def _compiled_code(self: GraphModule) -> object:
+    return _code(_compiled(self))
+
+
+def _compiled_text(self: GraphModule) -> str:
+    return _text(_compiled(self))
