@@ -15,6 +15,7 @@ from pipeline.attention import attention_of
 from pipeline.cached_shapes import cached_shapes
 from pipeline.caches import registered as pytree_scope
 from pipeline.caches.own_states import state_keeping
+from pipeline.compiled_when_called import compiled_when_called
 from pipeline.experts import exportable_experts
 from pipeline.one_graph import one_graph
 from pipeline.passes.drop_assertions import drop_assertions
@@ -43,7 +44,7 @@ def export(registered: Registered, plans: list[MethodPlan], notes: dict[str, str
         UserError: the model does not use the cache it is given.
     """
     model = registered.model
-    with _scope(registered), exportable_experts(model), cached_shapes():
+    with _scope(registered), exportable_experts(model), cached_shapes(), compiled_when_called():
         programs = {plan.name: _trace(plan, registered) for plan in plans}
     signatures = {p.name: signature_of(programs[p.name], _names(p), _layout(p, registered)) for p in plans}
     return Exported(programs, ProgramFacts(signatures=signatures, cache=registered.layout, quantization=notes))

@@ -1,8 +1,9 @@
 """Lower with the same result and far less repeated work.
 
 executorch 1.5.1 interprets the whole program anew in every pass, runs every XNNPACK pass on every delegate, decomposes
-a program three times, copies the growing history of each node at each step, and compiles every graph that it makes. Six
-substitutions leave out what adds nothing new. Each holds for the length of a scope, and the program made is the same, byte for byte.
+a program three times, copies the growing history of each node at each step, and compiles every graph that it makes.
+Substitutions leave out what adds nothing new. Each holds for the length of a scope, and the program made is the same,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from pipeline.backends.compiled_when_called import compiled_when_called
 from pipeline.backends.decomposed_once import decomposed_once
 from pipeline.backends.remembered_values import remembered_values
 from pipeline.backends.short_provenance import short_provenance
 from pipeline.backends.xnnpack_passes import only_needed_passes
 from pipeline.cached_shapes import cached_shapes
+from pipeline.compiled_when_called import compiled_when_called
 
 _SCOPES = (
     short_provenance,
@@ -29,7 +30,7 @@ _SCOPES = (
 
 @contextmanager
 def quick_lowering() -> Iterator[None]:
-    """All of them, for a scope around ``to_edge_transform_and_lower`` and ``to_executorch``. They hold for all threads."""
+    """All, for a scope around ``to_edge_transform_and_lower`` and ``to_executorch``. They hold for all threads."""
     with ExitStack() as stack:
         for scope in _SCOPES:
             stack.enter_context(scope())

@@ -21,7 +21,7 @@ _text = GraphModule.__str__
 
 @contextmanager
 def compiled_when_called() -> Iterator[None]:
-    """Within the scope a ``GraphModule`` that was changed is compiled when it is called, or its code is read."""
+    """Within the scope a ``GraphModule`` that was changed is compiled when its ``forward`` or its code is read."""
     with (
         replaced(GraphModule, "recompile", _compile_later),
         replaced(GraphModule, "code", property(_compiled_code)),
@@ -30,20 +30,25 @@ def compiled_when_called() -> Iterator[None]:
         yield
 
 
+class _CompiledWhenRead:
+    """Stands for the ``forward`` of a module's class, of which that module is the only one."""
+
+    def __get__(self, module: GraphModule | None, owner: type) -> object:
+        if module is None:
+            return self
+        _compile(module)  # puts the compiled one in the place of this
+        return module.forward
+
+
 def _compile_later(self: GraphModule) -> None:
     if isinstance(self._graph._codegen, _PyTreeCodeGen):
         self._in_spec = self._graph._codegen.pytree_info.in_spec
         self._out_spec = self._graph._codegen.pytree_info.out_spec
-    type(self).forward = _compile_and_call  # each module has a class of its own
-
-
-def _compile_and_call(self: GraphModule, *args: object, **kwargs: object) -> object:
-    _compile(self)
-    return self(*args, **kwargs)
+    type(self).forward = _CompiledWhenRead()
 
 
 def _compiled(self: GraphModule) -> GraphModule:
-    if type(self).forward is _compile_and_call:
+    if isinstance(type(self).forward, _CompiledWhenRead):
         _compile(self)
     return self
 
