@@ -12,10 +12,8 @@ from transformers import PreTrainedModel
 
 from pipeline.artifacts import Exported, ProgramFacts, Registered
 from pipeline.attention import attention_of
-from pipeline.cached_shapes import cached_shapes
 from pipeline.caches import registered as pytree_scope
 from pipeline.caches.own_states import state_keeping
-from pipeline.compiled_when_called import compiled_when_called
 from pipeline.experts import exportable_experts
 from pipeline.one_graph import one_graph
 from pipeline.passes.drop_assertions import drop_assertions
@@ -25,6 +23,7 @@ from pipeline.passes.lift_cache import CacheLeaf, LeafUse, lift_cache
 from pipeline.passes.one_input import one_input
 from pipeline.passes.top_k import top_k
 from pipeline.positions import given_positions
+from pipeline.quick_tracing import quick_tracing
 from pipeline.register import is_position
 from pipeline.signature import signature_of
 from pipeline.tasks.plan import Forward, MethodPlan
@@ -44,7 +43,7 @@ def export(registered: Registered, plans: list[MethodPlan], notes: dict[str, str
         UserError: the model does not use the cache it is given.
     """
     model = registered.model
-    with _scope(registered), exportable_experts(model), cached_shapes(), compiled_when_called():
+    with _scope(registered), exportable_experts(model), quick_tracing():
         programs = {plan.name: _trace(plan, registered) for plan in plans}
     signatures = {p.name: signature_of(programs[p.name], _names(p), _layout(p, registered)) for p in plans}
     return Exported(programs, ProgramFacts(signatures=signatures, cache=registered.layout, quantization=notes))

@@ -85,12 +85,13 @@ def record_along(
     reference = reference_of(quantized)
     ours = record(reference, prompts, greedy.steps, greedy.eos_ids, greedy.drafts, keep_logits=True)
     our_nll = mean_nll(reference, text, window) if text is not None else 0.0
-    del reference  # float64 takes twice its memory
     rounding = None
     if quantizes_activations(quantized):
-        precise = reference_of(quantized, torch.float64)
+        precise = reference_of(reference, torch.float64)  # of weights that are unpacked already
         with experts_one_by_one(precise):
             rounding = rounding_of(precise, prompts, ours)
+        del precise
+    del reference
     theirs = record_forced(source, prompts, tokens_of(ours), keep_logits=True)
     golden_text = None
     if text is not None:

@@ -15,16 +15,14 @@ from pipeline.backends.decomposed_once import decomposed_once
 from pipeline.backends.remembered_values import remembered_values
 from pipeline.backends.short_provenance import short_provenance
 from pipeline.backends.xnnpack_passes import only_needed_passes
-from pipeline.cached_shapes import cached_shapes
-from pipeline.compiled_when_called import compiled_when_called
+from pipeline.quick_tracing import quick_tracing
 
 _SCOPES = (
     short_provenance,
     only_needed_passes,
     remembered_values,
     decomposed_once,
-    compiled_when_called,
-    cached_shapes,
+    quick_tracing,
 )
 
 
