@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pipeline.kept_for_good import kept_for_good
 from runners.cli import app, run_app
 from runners.errors import UserError
 from runners.quiet_libraries import quiet_libraries
@@ -46,11 +47,12 @@ def build(
     document = read_document(config, overrides)
     settings = settings_of(document)  # before the libraries that take seconds to import
     with quiet_libraries(), located(document):
-        from pipeline.build import BuildOptions
-        from pipeline.build import build as build_package
-        from pipeline.sources.pypi import cache_directory
-        from pipeline.stage_cache import StageCache
-        from pipeline.stages import Stages
+        with kept_for_good():
+            from pipeline.build import BuildOptions
+            from pipeline.build import build as build_package
+            from pipeline.sources.pypi import cache_directory
+            from pipeline.stage_cache import StageCache
+            from pipeline.stages import Stages
 
         signal.signal(signal.SIGTERM, _terminate)
         root = cache_directory() / "stages" if cache else None

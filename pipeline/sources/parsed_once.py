@@ -22,7 +22,7 @@ _Parse = Callable[[np.ndarray, list[int]], _Value]
 
 @contextmanager
 def parsed_once() -> Iterator[None]:
-    """Inside, opening the same GGUF file again gives the same reader, whose values are made once, as tensor names are."""
+    """Inside, the same GGUF file gives the same reader again, and each of its values and tensor names is made once."""
     cached = lru_cache(maxsize=1)(_Reader)
 
     def reader(path: str | PathLike[str]) -> gguf.GGUFReader:
