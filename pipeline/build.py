@@ -19,6 +19,7 @@ from pipeline.emit import check_budget, emit
 from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
+from pipeline.memory import give_back
 from pipeline.package import publish, staging, write_content, write_goldens, write_manifest
 from pipeline.prompts import calibration_ids, text_ids
 from pipeline.quantize import quantize
@@ -73,6 +74,7 @@ def build(settings: BuildSettings, options: BuildOptions, stages: Stages, cache:
             manifest = write_manifest(directory, _manifest(settings, line.loaded, tokenizer, emitted))
         if checks:
             recorded = line.recorded  # with the help of the package, which runs by now
+            line.forget_models()
             write_goldens(directory, recorded.goldens)
             manifest = _checked(write_manifest(directory, manifest), directory, target, settings, recorded, stages)
         manifest = write_manifest(directory, manifest.model_copy(update={"timings": dict(stages.figures)}))
@@ -174,6 +176,12 @@ class _Line:
             self._cache.store("record", self._record_key, lambda entry: kept.write_recorded(recorded, entry))
         return recorded
 
+    def forget_models(self) -> None:
+        """Let the models go: the check runs the program alone."""
+        for name in ("loaded", "quantized", "tokenizer"):
+            self.__dict__.pop(name, None)
+        give_back()
+
     def _export(self) -> Exported:
         settings, quantized = self.settings, self.quantized
         with self._stage("register"):
@@ -188,10 +196,12 @@ class _Line:
         constants = self.task.constant_methods(self.loaded, exported.facts)
         with self._stage("lower"):
             lowered = lower(exported, settings.lower, constants)
-        del self.exported  # lowering rewrote its programs, and nobody reads them again
+        del self.exported, exported  # lowering rewrote the programs, and nobody reads them again
         with self._stage("emit"):
             emitted = emit(lowered, constants, self._directory / PROGRAM_NAME)
             self._cache.store("emit", self._emit_key, lambda entry: kept.write_emitted(emitted, entry))
+        del lowered
+        give_back()
         return emitted
 
     @property

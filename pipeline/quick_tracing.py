@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from pipeline.cached_shapes import cached_shapes
 from pipeline.compiled_when_called import compiled_when_called
+from pipeline.quick_trees import quick_trees
 from pipeline.remembered_sizes import remembered_sizes
 
 
@@ -14,6 +15,6 @@ from pipeline.remembered_sizes import remembered_sizes
 def quick_tracing() -> Iterator[None]:
     """For a scope around ``torch.export.export`` and ``run_decompositions``. It holds for all threads."""
     with ExitStack() as stack:
-        for scope in (cached_shapes, compiled_when_called, remembered_sizes):
+        for scope in (cached_shapes, compiled_when_called, remembered_sizes, quick_trees):
             stack.enter_context(scope())
         yield

@@ -14,8 +14,11 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_
 from executorch.exir.pass_base import _ExportPassBase
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.fx import Graph, traceback
+from torch.fx import Graph, GraphModule, traceback
+from torch.fx.experimental.sym_node import SymNode
+from torch.utils import _pytree as pytree
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -25,8 +28,22 @@ from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.backends.remembered_values import remembered_values
 from pipeline.backends.short_provenance import short_provenance
 from pipeline.backends.xnnpack_passes import only_needed_passes
+from pipeline.cached_shapes import cached_shapes
+from pipeline.compiled_when_called import compiled_when_called
+from pipeline.quick_trees import quick_trees
+from pipeline.remembered_sizes import remembered_sizes
 
-SCOPES = [only_needed_passes, short_provenance, remembered_values, decomposed_once, quick_lowering]
+SCOPES = [
+    only_needed_passes,
+    short_provenance,
+    remembered_values,
+    decomposed_once,
+    cached_shapes,
+    compiled_when_called,
+    remembered_sizes,
+    quick_trees,
+    quick_lowering,
+]
 
 
 class GatedNorm(nn.Module):
@@ -163,7 +180,8 @@ def test_each_shortcut_alone_keeps_the_bytes(scope, name):
 def test_libraries_are_as_before_after_an_error(scope):
     def substituted() -> list[object]:
         names = [(xnnpack_preprocess, "XNNPACKPassManager"), (traceback, "NodeSource")]
-        names += [(_ExportPassBase, "_fx"), (ExportedProgram, "run_decompositions")]
+        names += [(_ExportPassBase, "_fx"), (ExportedProgram, "run_decompositions"), (GraphModule, "recompile")]
+        names += [(FakeTensorMode, "_validate_cache_key"), (SymNode, "_mul"), (pytree, "tree_map_only")]
         return [getattr(owner, name) for owner, name in names]
 
     before = substituted()

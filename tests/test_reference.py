@@ -105,6 +105,14 @@ def test_in_float64_activations_are_rounded_as_in_float32(model) -> None:
     assert float((logits(precise, torch.float64) - logits(one)).abs().mean()) < float(apart) / 5
 
 
+def test_from_weights_that_are_unpacked_already_float64_computes_the_same(model) -> None:
+    one = quantized(model, **EIGHT_BITS)
+    unpacked = reference_of(one)
+    again = reference_of(unpacked, torch.float64)
+    assert torch.equal(logits(again, torch.float64), logits(reference_of(one, torch.float64), torch.float64))
+    assert torch.equal(logits(unpacked), logits(one))
+
+
 def test_the_float64_copy_leaves_both_models_as_they_are(model) -> None:
     one = quantized(model, linear="8da4w")
     before = {name: (id(p), p.dtype) for name, p in one.state_dict(keep_vars=True).items()}

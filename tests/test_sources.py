@@ -6,11 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
 import pytest
 from huggingface_hub import errors
+from transformers import modeling_gguf_pytorch_utils as transformers_gguf
 
 from pipeline.sources import fetch, hub
 from pipeline.sources.kinds import kind
+from pipeline.sources.parsed_once import parsed_once
 from runners.errors import UserError
 from runners.package import sha256_of
 from tests import tiny
@@ -155,6 +158,21 @@ def test_gguf(gguf_file):
 
 def test_gguf_without_tokenizer(tmp_path):
     assert not fetch(str(tiny.save_gguf(tmp_path / "t.gguf", with_tokenizer=False))).has_tokenizer
+
+
+def test_the_reader_that_parses_once_reads_what_gguf_s_own_reads(gguf_file):
+    plain = gguf.GGUFReader(gguf_file)
+    with parsed_once():
+        quick = gguf.GGUFReader(gguf_file)
+        assert gguf.GGUFReader(str(gguf_file)) is quick
+        found = [transformers_gguf.load_gguf_checkpoint(str(gguf_file)) for _ in range(2)]
+    assert {name: field.contents() for name, field in quick.fields.items()} == {
+        name: field.contents() for name, field in plain.fields.items()
+    }
+    for mine, theirs in zip(quick.tensors, plain.tensors, strict=True):
+        assert (mine.name, mine.shape.tolist()) == (theirs.name, theirs.shape.tolist())
+        assert mine.data.tobytes() == theirs.data.tobytes()
+    assert found == [transformers_gguf.load_gguf_checkpoint(str(gguf_file))] * 2
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.5, 0.9, 0.9999])
