@@ -16,16 +16,18 @@ from pipeline.substitution import replaced
 
 _compile = GraphModule.recompile
 _code = GraphModule.code.fget
-_text = GraphModule.__str__
 
 
 @contextmanager
 def compiled_when_called() -> Iterator[None]:
-    """Within the scope a ``GraphModule`` that was changed is compiled when its ``forward`` or its code is read."""
+    """Within the scope a ``GraphModule`` that was changed is compiled when its ``forward`` or its code is read.
+
+    As text it is its class alone: executorch makes a text of whole graphs for a log that nobody reads.
+    """
     with (
         replaced(GraphModule, "recompile", _compile_later),
         replaced(GraphModule, "code", property(_compiled_code)),
-        replaced(GraphModule, "__str__", _compiled_text),
+        replaced(GraphModule, "__str__", _short_text),
     ):
         yield
 
@@ -47,15 +49,11 @@ def _compile_later(self: GraphModule) -> None:
     type(self).forward = _CompiledWhenRead()
 
 
-def _compiled(self: GraphModule) -> GraphModule:
+def _compiled_code(self: GraphModule) -> object:
     if isinstance(type(self).forward, _CompiledWhenRead):
         _compile(self)
-    return self
+    return _code(self)
 
 
-def _compiled_code(self: GraphModule) -> object:
-    return _code(_compiled(self))
-
-
-def _compiled_text(self: GraphModule) -> str:
-    return _text(_compiled(self))
+def _short_text(self: GraphModule) -> str:
+    return f"<{type(self).__name__}>"

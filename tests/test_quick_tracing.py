@@ -139,7 +139,7 @@ def test_a_graph_is_compiled_when_it_is_called(monkeypatch):
         assert compiled == [module]
         product.args = (product.args[0], 6)
         module.recompile()
-        assert "x * 6" in module.code and "x * 6" in str(module)
+        assert "x * 6" in module.code and "x" not in str(module)
         product.args = (product.args[0], 7)
         module.recompile()
     assert float(module(torch.ones(()))) == 7  # outside too

@@ -121,9 +121,20 @@ class _Delegates:
         lowered, *inputs = args
         assert isinstance(lowered, LoweredBackendModule)
         made_for = [node.meta.get("val") for node in _inputs(lowered.original_module)]
-        if self._outputs is None or _key(made_for, [], _alike) != _key(inputs, [], _alike):
+        if self._outputs is None or [_shape(each) for each in made_for] != [_shape(each) for each in inputs]:
             return self._inner.call_function(target, args, kwargs)
         return self._outputs
+
+
+def _shape(value: object) -> object:
+    """What the shapes that a delegate gives can depend on; the data that a small constant brings along are no part."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(_expression(size) for size in value.shape)
+    return _expression(value)
+
+
+def _expression(size: object) -> object:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _inputs(program: ExportedProgram) -> list[Node]:
@@ -183,5 +194,5 @@ def _alike(value: FakeTensor) -> object | None:
         value.requires_grad,
         value.is_conj(),
         value.is_neg(),
-        tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes),
+        tuple(_expression(size) for size in sizes),
     )
