@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.kept_for_good import kept_for_good
+from pipeline.quick_imports import quick_imports
 from runners.cli import app, run_app
 from runners.errors import UserError
 from runners.quiet_libraries import quiet_libraries
@@ -47,7 +47,7 @@ def build(
     document = read_document(config, overrides)
     settings = settings_of(document)  # before the libraries that take seconds to import
     with quiet_libraries(), located(document):
-        with kept_for_good():
+        with quick_imports():
             from pipeline.build import BuildOptions
             from pipeline.build import build as build_package
             from pipeline.sources.pypi import cache_directory

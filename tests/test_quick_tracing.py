@@ -6,9 +6,12 @@ import gc
 import inspect
 import operator
 from collections import OrderedDict, deque, namedtuple
+from importlib import resources
 
+import executorch.exir.dialects.edge
 import pytest
 import torch
+from ruamel import yaml as ruamel
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram
@@ -23,7 +26,7 @@ from pipeline.artifacts import Exported, ProgramFacts
 from pipeline.cached_shapes import cached_shapes, is_cacheable
 from pipeline.compiled_when_called import compiled_when_called
 from pipeline.kept import read_exported, write_exported
-from pipeline.kept_for_good import kept_for_good
+from pipeline.quick_imports import quick_imports
 from pipeline.quick_tracing import quick_tracing
 from pipeline.quick_trees import quick_trees, tree_map_only
 from pipeline.remembered_sizes import METHODS, remembered_sizes
@@ -178,12 +181,12 @@ def test_what_is_learned_of_a_size_is_not_forgotten():
 
 
 def test_a_collector_that_is_off_stays_off():
-    with kept_for_good():
+    with quick_imports():
         assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
     try:
-        with kept_for_good():
+        with quick_imports():
             pass
         assert not gc.isenabled()
     finally:
@@ -214,3 +217,12 @@ def test_trees_are_mapped_as_pytree_maps_them(tree: object, chosen: object):
     assert repr(tree_map_only(int, str, tree, is_leaf=lambda x: isinstance(x, list))) == repr(
         pytree.tree_map_only(int, str, tree, is_leaf=lambda x: isinstance(x, list))
     )
+
+
+def test_executorch_s_table_is_read_as_ruamel_reads_it():
+    table = resources.files(executorch.exir.dialects.edge).joinpath("edge.yaml").read_text(encoding="utf-8")
+    expected = ruamel.YAML(typ="safe").load(table)
+    with quick_imports():
+        assert ruamel.YAML(typ="safe").load(table) == expected
+    gc.unfreeze()
+    assert len(expected) > 100
