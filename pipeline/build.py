@@ -19,10 +19,10 @@ from pipeline.emit import check_budget, emit
 from pipeline.export import export
 from pipeline.load import load
 from pipeline.lower import lower
-from pipeline.memory import give_back
 from pipeline.package import publish, staging, write_content, write_goldens, write_manifest
 from pipeline.prompts import calibration_ids, text_ids
 from pipeline.quantize import quantize
+from pipeline.quick.memory import give_back
 from pipeline.record import Recorded
 from pipeline.stage_cache import StageCache, key_of, library_versions
 from pipeline.stages import Stages

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.quick_imports import quick_imports
+from pipeline.quick.imports import quick_imports
 from runners.cli import app, run_app
 from runners.errors import UserError
 from runners.quiet_libraries import quiet_libraries

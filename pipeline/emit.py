@@ -9,8 +9,8 @@ from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
 
 from pipeline.artifacts import Emitted, EmittedFacts, Lowered, Signature
-from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.config import LowerSettings
+from pipeline.quick.lowering import quick_lowering
 from runners.errors import UserError
 from runners.manifest import Delegation, Method, OperatorCount
 from runners.pte import (

@@ -23,7 +23,7 @@ from pipeline.passes.lift_cache import CacheLeaf, LeafUse, lift_cache
 from pipeline.passes.one_input import one_input
 from pipeline.passes.top_k import top_k
 from pipeline.positions import given_positions
-from pipeline.quick_tracing import quick_tracing
+from pipeline.quick.tracing import quick_tracing
 from pipeline.register import is_position
 from pipeline.signature import signature_of
 from pipeline.tasks.plan import Forward, MethodPlan

@@ -23,15 +23,15 @@ from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize
 from torchao.quantization.granularity import PerGroup
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from pipeline.backends.decomposed_once import decomposed_once, is_decomposed
-from pipeline.backends.quick_lowering import quick_lowering
-from pipeline.backends.remembered_values import remembered_values
-from pipeline.backends.short_provenance import short_provenance
-from pipeline.backends.xnnpack_passes import only_needed_passes
-from pipeline.cached_shapes import cached_shapes
-from pipeline.compiled_when_called import compiled_when_called
-from pipeline.quick_trees import quick_trees
-from pipeline.remembered_sizes import remembered_sizes
+from pipeline.quick.cached_shapes import cached_shapes
+from pipeline.quick.compiled_when_called import compiled_when_called
+from pipeline.quick.decomposed_once import decomposed_once, is_decomposed
+from pipeline.quick.lowering import quick_lowering
+from pipeline.quick.remembered_sizes import remembered_sizes
+from pipeline.quick.remembered_values import remembered_values
+from pipeline.quick.short_provenance import short_provenance
+from pipeline.quick.trees import quick_trees
+from pipeline.quick.xnnpack_passes import only_needed_passes
 
 SCOPES = [
     only_needed_passes,

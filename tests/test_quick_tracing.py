@@ -23,13 +23,13 @@ from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize
 from torchao.quantization.granularity import PerGroup
 
 from pipeline.artifacts import Exported, ProgramFacts
-from pipeline.cached_shapes import cached_shapes, is_cacheable
-from pipeline.compiled_when_called import compiled_when_called
 from pipeline.kept import read_exported, write_exported
-from pipeline.quick_imports import quick_imports
-from pipeline.quick_tracing import quick_tracing
-from pipeline.quick_trees import quick_trees, tree_map_only
-from pipeline.remembered_sizes import METHODS, remembered_sizes
+from pipeline.quick.cached_shapes import cached_shapes, is_cacheable
+from pipeline.quick.compiled_when_called import compiled_when_called
+from pipeline.quick.imports import quick_imports
+from pipeline.quick.remembered_sizes import METHODS, remembered_sizes
+from pipeline.quick.tracing import quick_tracing
+from pipeline.quick.trees import quick_trees, tree_map_only
 
 
 class Layer(nn.Module):
@@ -129,7 +129,9 @@ def _doubled(x: Tensor) -> Tensor:
 def test_a_graph_is_compiled_when_it_is_called(monkeypatch):
     compiled: list[GraphModule] = []
     plain = GraphModule.recompile
-    monkeypatch.setattr("pipeline.compiled_when_called._compile", lambda self: (compiled.append(self), plain(self))[1])
+    monkeypatch.setattr(
+        "pipeline.quick.compiled_when_called._compile", lambda self: (compiled.append(self), plain(self))[1]
+    )
     module = symbolic_trace(_doubled)
     with compiled_when_called():
         product = next(node for node in module.graph.nodes if node.op == "call_function")

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from pipeline.backends.remembered_values import functional_operator, remembered_values
+from pipeline.quick.remembered_values import functional_operator, remembered_values
 
 ATEN = ops.edge.aten
 

@@ -18,7 +18,7 @@ from executorch.exir.pass_base import ExportPass
 from executorch.exir.passes.const_prop_pass import ConstPropPass
 from torch.fx import Graph
 
-from pipeline.backends.xnnpack_passes import TRIGGERS, may_change
+from pipeline.quick.xnnpack_passes import TRIGGERS, may_change
 
 ATEN = ops.edge.aten
 STOCK = XNNPACKPassManager(None).passes

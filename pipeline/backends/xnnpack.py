@@ -10,7 +10,6 @@ from torch.export import ExportedProgram
 from torch.fx.passes.infra.partitioner import Partition
 
 from pipeline.backends.levels import partitions_by_level
-from pipeline.backends.quick_lowering import quick_lowering
 from pipeline.passes.complex_as_real import complex_as_real
 from pipeline.passes.computed_once import computed_once
 from pipeline.passes.copies_of_the_same import CopiesOfTheSame
@@ -20,6 +19,7 @@ from pipeline.passes.half_swap_as_linear import half_swap_as_linear
 from pipeline.passes.inferred_size import InferredViewSize, inferred_size
 from pipeline.passes.mean_as_linear import mean_as_linear
 from pipeline.passes.quantized_embedding import quantized_embedding
+from pipeline.quick.lowering import quick_lowering
 
 # What XNNPACK, or a portable kernel, does not take as it is written, rewritten so that it does.
 PASSES = (

@@ -41,7 +41,7 @@ def heads_together(program: ExportedProgram) -> ExportedProgram:
     lengths: dict[str, _Length] = {}  # by the expression of S, which all layers share
     for node in module.graph.find_nodes(op="call_function", target=_SDPA):
         call = _Call.of(node)
-        if call.heads == call.shared or (isinstance(call.tokens, int) and call.tokens > 1):
+        if call is None or call.heads == call.shared or (isinstance(call.tokens, int) and call.tokens > 1):
             continue
         with module.graph.inserting_before(node), _fake(node):
             if call.tokens == 1:
@@ -69,11 +69,12 @@ class _Call:
     scale: float | None
 
     @classmethod
-    def of(cls, node: Node) -> _Call:
+    def of(cls, node: Node) -> _Call | None:
+        """None for a call in another way than the two of ``attention.py``: causal, or with a mask."""
         given = dict(zip(_ARGUMENTS, node.args, strict=False))
         mask = given.get("attn_mask")
-        assert given.get("dropout_p", 0.0) == 0.0
-        assert given.get("is_causal", False) is (mask is None), "attention.py calls it in these two ways only"
+        if given.get("dropout_p", 0.0) != 0.0 or given.get("is_causal", False) is not (mask is None):
+            return None
         return cls(given["query"], given["key"], given["value"], given["start_pos"], mask, given.get("scale"))
 
     @property

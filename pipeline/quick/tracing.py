@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from pipeline.cached_shapes import cached_shapes
-from pipeline.compiled_when_called import compiled_when_called
-from pipeline.quick_trees import quick_trees
-from pipeline.remembered_sizes import remembered_sizes
+from pipeline.quick.cached_shapes import cached_shapes
+from pipeline.quick.compiled_when_called import compiled_when_called
+from pipeline.quick.remembered_sizes import remembered_sizes
+from pipeline.quick.trees import quick_trees
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from torch.fx import GraphModule
 from torch.fx.graph import _PyTreeCodeGen
 
-from pipeline.substitution import replaced
+from pipeline.quick.substitution import replaced
 
 _compile = GraphModule.recompile
 _code = GraphModule.code.fget

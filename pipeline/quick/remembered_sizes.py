@@ -13,7 +13,7 @@ from torch._logging import _internal as logging_of_torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 
-from pipeline.substitution import replaced
+from pipeline.quick.substitution import replaced
 
 # Those whose result follows from the two expressions alone. (That of ``mod`` depends on what is known of their range.)
 METHODS = ("mul", "add", "sub", "eq", "ne", "ge", "gt", "le", "lt", "sym_max", "sym_min")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from pipeline.backends.decomposed_once import decomposed_once
-from pipeline.backends.remembered_values import remembered_values
-from pipeline.backends.short_provenance import short_provenance
-from pipeline.backends.xnnpack_passes import only_needed_passes
-from pipeline.quick_tracing import quick_tracing
+from pipeline.quick.decomposed_once import decomposed_once
+from pipeline.quick.remembered_values import remembered_values
+from pipeline.quick.short_provenance import short_provenance
+from pipeline.quick.tracing import quick_tracing
+from pipeline.quick.xnnpack_passes import only_needed_passes
 
 _SCOPES = (
     short_provenance,

@@ -16,8 +16,8 @@ import torch
 from executorch.exir.graph_module import contains_any_call_fn_target_op
 from torch.export import ExportedProgram
 
-from pipeline.backends.remembered_values import functional_operator
-from pipeline.substitution import replaced
+from pipeline.quick.remembered_values import functional_operator
+from pipeline.quick.substitution import replaced
 
 DecompositionTable = Mapping[torch._ops.OperatorBase, Callable[..., object]]
 
