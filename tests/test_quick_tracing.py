@@ -209,7 +209,9 @@ TREES = [
 
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: type(tree).__name__)
-@pytest.mark.parametrize("chosen", [int, (int, float), int | str, lambda leaf: leaf == 2], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [int, (int, float), int | str, lambda leaf: leaf == 2], ids=["type", "types", "union", "function"]
+)
 def test_trees_are_mapped_as_pytree_maps_them(tree: object, chosen: object):
     seen: list[list[object]] = [[], []]
     ways = zip((pytree.tree_map_only, tree_map_only), seen, strict=True)
