@@ -21,6 +21,7 @@ from transformers.masking_utils import (
 )
 
 from pipeline.caches.device import AttentionShape
+from pipeline.caches.device_layers import each_a_sequence
 from runners.errors import UserError
 
 Attention = Literal["custom", "portable"]
@@ -50,28 +51,30 @@ def custom(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention by ``llama::custom_sdpa``.
+    """Attention by ``llama::custom_sdpa``, to which each key head is a sequence, and its query heads are the heads.
 
     Args:
         module: the model's attention layer (not used).
-        query: ``[B, H, S, D]``.
-        key: as the cache's layer returns it, ``[B, N, K, D]``.
-        value: as the cache's layer returns it, ``[B, N, K, D]``.
+        query: ``[1, H, S, D]``.
+        key: as the cache's layer returns it, ``[K, N, 1, D]``.
+        value: as the cache's layer returns it, ``[K, N, 1, D]``.
         attention_mask: the position of the first query token, which ``_position_or_mask`` passes on: the operator then
             is causal by itself and reads up to the last query only. Of a ring: ``[1, 1, S, N]``, added to the scores.
         scaling: of the scores; None means ``D ** -0.5``.
         kwargs: what else the model passes; a mechanism that the operator lacks is refused.
 
     Returns:
-        ``[B, S, H, D]``, and None in place of the attention weights.
+        ``[1, S, H, D]``, and None in place of the attention weights.
     """
     _refuse(kwargs, _CUSTOM_LACKS, "custom")
-    query = query.transpose(1, 2)
+    _, h, s, d = query.shape
+    k = key.shape[0]
+    rows = each_a_sequence(query) if h == k else query.reshape(k, h // k, s, d).transpose(1, 2)  # [K, S, G, D]
     if isinstance(attention_mask, torch.Tensor):
-        out = torch.ops.llama.custom_sdpa(query, key, value, 0, attention_mask[0, 0], 0.0, False, scaling)
+        out = torch.ops.llama.custom_sdpa(rows, key, value, 0, attention_mask[0, 0], 0.0, False, scaling)
     else:
-        out = torch.ops.llama.custom_sdpa(query, key, value, attention_mask, None, 0.0, True, scaling)
-    return out, None
+        out = torch.ops.llama.custom_sdpa(rows, key, value, attention_mask, None, 0.0, True, scaling)
+    return out.transpose(0, 1).reshape(1, s, h, d), None
 
 
 def portable(

@@ -302,5 +302,5 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
 
 
 def _window(tensor: CacheTensor, attention: str) -> int:
-    """Positions a sliding tensor keeps: [B, W, K, D] with custom attention, else [B, K, W, D]."""
+    """Positions a sliding tensor keeps: [K, W, 1, D] with custom attention, else [B, K, W, D]."""
     return tensor.shape[1] if attention == "custom" else tensor.shape[2]

@@ -21,8 +21,8 @@ def ring_cache(attention: str, window: int) -> DeviceCache:
 
 
 def as_stored(keys: torch.Tensor, attention: str) -> torch.Tensor:
-    """``[B, K, N, D]`` from what a layer returns."""
-    return keys.transpose(1, 2) if attention == "custom" else keys
+    """``[1, K, N, D]`` from what a layer returns."""
+    return keys.permute(2, 0, 1, 3) if attention == "custom" else keys
 
 
 @given(position=st.integers(0, 60), window=st.integers(1, 9), data=st.data())

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.export
 
 
 class Full(nn.Module):
-    """Attention up to a position. query [1, S, H, D], keys and values [1, N, K, D]."""
+    """Attention up to a position. query [K, S, G, D], keys and values [K, N, 1, D]."""
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class Loaded:
 
 def inputs(tokens: int, heads: int, masked: bool = False) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(tokens)
-    query = torch.randn(1, tokens, heads, WIDTH, generator=generator)
-    key, value = torch.randn(2, 1, LENGTH, KEYS, WIDTH, generator=generator).unbind()
+    query = torch.randn(KEYS, tokens, heads // KEYS, WIDTH, generator=generator)
+    key, value = torch.randn(2, KEYS, LENGTH, 1, WIDTH, generator=generator).unbind()
     if not masked:
         return query, key, value, torch.tensor([5])
     seen = torch.rand(tokens, LENGTH, generator=generator) < 0.5

@@ -199,7 +199,7 @@ def _layer(attention: str, shape: LayerShape, max_length: int, dtype: torch.dtyp
 def _attention_layer(attention: str, shape: LayerShape, max_length: int, dtype: torch.dtype, batch_size: int) -> Layer:
     assert shape.attention is not None
     heads, length = shape.attention.heads, min(max_length, shape.attention.window or max_length)
-    sizes: tuple[int, ...] = (batch_size, length, heads) if attention == "custom" else (batch_size, heads, length)
+    sizes: tuple[int, ...] = (heads, length, 1) if attention == "custom" else (batch_size, heads, length)
     if batch_size > 1:
         layer, sizes = BatchLayer(length), (batch_size * heads * length,)
         layer.rows, layer.heads = batch_size, heads

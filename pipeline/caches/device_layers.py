@@ -2,10 +2,10 @@
 
 Legend: B batch, K key/value heads, S tokens of a call, L cache length, W window, D head width.
 
-``custom`` layers store ``[B, L, K, D]`` and ``portable`` ones ``[B, K, L, D]``. ``update`` returns what the queries may
-see as it lies: ``attention.py`` has the only readers, and a transpose here would become two real permutes of the whole
-cache a step. A layer with a window keeps the last W tokens in a ring and returns them, then the new ones; a call
-therefore has W tokens at most.
+``custom`` layers store ``[K, L, 1, D]``, of one sequence, and ``portable`` ones ``[B, K, L, D]``: the keys of a head lie
+one after the other. ``update`` returns what the queries may see as it lies: ``attention.py`` has the only readers, and
+a transpose here would become two real permutes of the whole cache a step. A layer with a window keeps the last W tokens
+in a ring and returns them, then the new ones; a call therefore has W tokens at most.
 """
 
 from __future__ import annotations
@@ -70,13 +70,21 @@ class Call:
 
 
 class CustomLayer(StaticLayer):
-    """Storage ``[B, L, K, D]``, written by ``llama::update_cache``, read by ``llama::custom_sdpa``."""
+    """Storage ``[K, L, 1, D]``, written by ``llama::update_cache``, read by ``llama::custom_sdpa``.
+
+    To these operators each head is a sequence of one head.
+    """
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, call: Call) -> KeysValues:
-        """Write keys and values ``[B, K, S, D]`` and return the storage."""
-        torch.ops.llama.update_cache(keys.transpose(1, 2), self.keys, call.start)
-        torch.ops.llama.update_cache(values.transpose(1, 2), self.values, call.start)
+        """Write keys and values ``[1, K, S, D]`` and return the storage."""
+        torch.ops.llama.update_cache(each_a_sequence(keys), self.keys, call.start)
+        torch.ops.llama.update_cache(each_a_sequence(values), self.values, call.start)
         return self.keys, self.values
+
+
+def each_a_sequence(heads: torch.Tensor) -> torch.Tensor:
+    """Return ``[1, K, S, D]`` as ``[K, S, 1, D]``."""
+    return heads.squeeze(0).unsqueeze(2)
 
 
 class PortableLayer(StaticLayer):
@@ -122,14 +130,14 @@ class RingLayer(StaticLayer):
         return self._turn(self.keys, keys, slots), self._turn(self.values, values, slots)
 
     def _turn(self, stored: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        new = (new.transpose(1, 2) if self.length_axis == 1 else new).clone(memory_format=torch.contiguous_format)
+        new = (each_a_sequence(new) if self.length_axis == 1 else new).clone(memory_format=torch.contiguous_format)
         seen = torch.cat((stored, new), dim=self.length_axis)  # before the write: a call's first tokens see the oldest
         stored.index_copy_(self.length_axis, slots, new)
         return seen
 
 
 class CustomRingLayer(RingLayer):
-    """Storage ``[B, W, K, D]``."""
+    """Storage ``[K, W, 1, D]``."""
 
     length_axis = 1
 

@@ -1,13 +1,15 @@
 """Read the keys once for all query heads that share them, where ``llama::custom_sdpa`` gets one token.
 
 The operator goes through its query heads one by one and reads keys and values anew for each. Of one token the G query
-heads of a key head may be given as G tokens instead: then it reads them once, in one matrix product. That call must not
-be causal, since all G "tokens" see the same entries; without a mask and not causal the operator reads as many entries
-as its start and its tokens say, so the start is G - 1 before the position. That may be below 0: only the sum counts.
+heads of a key head may be given as G tokens of one head instead: then it reads them once, in one matrix product. That
+call must not be causal, since all G "tokens" see the same entries; without a mask and not causal the operator reads as
+many entries as its start and its tokens say, so the start is G - 1 before the position. That may be below 0: only the
+sum counts.
 
 In a method of any number of tokens a condition decides, at each call, between this and the operator as it was.
 
-Legend: S tokens of a call, H query heads, K key heads, G = H / K, D head width, N entries seen.
+Legend: S tokens of a call, K key heads, each a sequence to the operator, G query heads of each, D head width, N entries
+seen.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def heads_together(program: ExportedProgram) -> ExportedProgram:
     lengths: dict[str, _Length] = {}  # by the expression of S, which all layers share
     for node in module.graph.find_nodes(op="call_function", target=_SDPA):
         call = _Call.of(node)
-        if call is None or call.heads == call.shared or (isinstance(call.tokens, int) and call.tokens > 1):
+        if call is None or call.groups == 1 or (isinstance(call.tokens, int) and call.tokens > 1):
             continue
         with module.graph.inserting_before(node), _fake(node):
             if call.tokens == 1:
@@ -61,9 +63,9 @@ def heads_together(program: ExportedProgram) -> ExportedProgram:
 class _Call:
     """What a call of the operator takes, in the graph of the program or of one side of a condition."""
 
-    query: Node  # [1, S, H, D]
-    key: Node  # [1, N, K, D]
-    value: Node  # [1, N, K, D]
+    query: Node  # [K, S, G, D]
+    key: Node  # [K, N, 1, D]
+    value: Node  # [K, N, 1, D]
     start: Node | int
     mask: Node | None  # [S, N], and then the operator is not causal
     scale: float | None
@@ -83,14 +85,9 @@ class _Call:
         return self.query.meta["val"].shape[1]
 
     @property
-    def heads(self) -> int:
-        """H."""
+    def groups(self) -> int:
+        """G."""
         return int(self.query.meta["val"].shape[2])
-
-    @property
-    def shared(self) -> int:
-        """K."""
-        return int(self.key.meta["val"].shape[2])
 
     @property
     def nodes(self) -> list[Node]:
@@ -117,22 +114,20 @@ class _Length:
 
 
 def _each(call: _Call, tokens: Node) -> Node:
-    """Attention ``[1, S, H, D]`` by the operator as it is."""
+    """Attention ``[K, S, G, D]`` by the operator as it is."""
     return _attend(call, call.query, call.start, call.mask, causal=call.mask is None)
 
 
 def _together(call: _Call) -> Node:
-    """Attention ``[1, 1, H, D]`` of one token."""
-    graph, groups, width = call.query.graph, call.heads // call.shared, call.query.meta["val"].shape[3]
-    rows = _write(graph, _aten.view_copy.default, call.query, [1, call.shared, groups, width])
-    rows = _write(graph, _aten.permute_copy.default, rows, [0, 2, 1, 3])
+    """Attention ``[K, 1, G, D]`` of one token."""
+    graph, (heads, _, groups, width) = call.query.graph, call.query.meta["val"].shape
+    rows = _write(graph, _aten.view_copy.default, call.query, [heads, groups, 1, width])
     if call.mask is None:
         start, mask = _write_number(graph, _prim.sub.Scalar, operator.sub, call.start, groups - 1), None
     else:
         start, mask = call.start, _write(graph, _aten.expand_copy.default, call.mask, [groups, -1])
     out = _attend(call, rows, start, mask, causal=False)
-    out = _write(graph, _aten.permute_copy.default, out, [0, 2, 1, 3])
-    return _write(graph, _aten.view_copy.default, out, [1, 1, call.heads, width])
+    return _write(graph, _aten.view_copy.default, out, [heads, 1, groups, width])
 
 
 def _first_together(call: _Call, tokens: Node) -> Node:
@@ -144,12 +139,12 @@ def _first_together(call: _Call, tokens: Node) -> Node:
     mask = _write(graph, _aten.slice_copy.Tensor, call.mask, 0, 0, 1) if call.mask is not None else None
     query = _write(graph, _aten.slice_copy.Tensor, call.query, 1, 0, 1)
     return _write(
-        graph, _aten.expand_copy.default, _together(replace(call, query=query, mask=mask)), [1, tokens, -1, -1]
+        graph, _aten.expand_copy.default, _together(replace(call, query=query, mask=mask)), [-1, tokens, -1, -1]
     )
 
 
 def _conditional(module: GraphModule, call: _Call, length: _Length) -> Node:
-    """Attention ``[1, S, H, D]``, by ``_first_together`` if S is 1 and by ``_each`` otherwise.
+    """Attention ``[K, S, G, D]``, by ``_first_together`` if S is 1 and by ``_each`` otherwise.
 
     What a condition returns lies in memory that the next condition uses again, so it is copied.
     """
