@@ -2,7 +2,7 @@
 
 Legend: B batch, K key/value heads, S tokens of a call, L cache length, W window, D head width.
 
-``custom`` layers store ``[K, L, 1, D]``, of one sequence, and ``portable`` ones ``[B, K, L, D]``: the keys of a head lie
+``custom`` layers store ``[K, L, 1, D]``, of one sequence, and ``portable`` ones ``[B, K, L, D]``: a head's keys lie
 one after the other. ``update`` returns what the queries may see as it lies: ``attention.py`` has the only readers, and
 a transpose here would become two real permutes of the whole cache a step. A layer with a window keeps the last W tokens
 in a ring and returns them, then the new ones; a call therefore has W tokens at most.
