@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executorch.exir import EdgeCompileConfig, to_edge
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
 from executorch.exir.pass_base import ExportedProgramPassBase
 from torch import nn
 from torch.export import Dim, ExportedProgram
@@ -125,6 +125,35 @@ class Remembering(nn.Module):
 def test_a_copy_that_keeps_a_value_stays(module: nn.Module) -> None:
     program = CopiesOfTheSame()(edge(module)).exported_program
     assert operators(program)["aten.clone.default"] == 1
+
+
+class Before(nn.Module):
+    """Writes rows x [1, 8] at pos [1] and gives what was there before, seen in another shape, plus one."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(4, 8))
+        self.shape = shape
+
+    def forward(self, x: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
+        before = self.last.view(self.shape).clone()
+        self.last.index_put_((pos,), x)
+        return before + 1
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (1, 4, 8)], ids=["the same shape", "another shape"])
+def test_what_a_view_of_a_buffer_held_is_kept_where_the_runtime_writes_in_place(shape: tuple[int, ...]) -> None:
+    from executorch.extension.pybindings.portable_lib import _load_for_executorch_from_buffer
+
+    calls = [(torch.full((1, 8), float(count)), torch.tensor([count % 4])) for count in range(6)]
+    config = EdgeCompileConfig(_skip_dim_order=True)
+    exported = torch.export.export(Before(shape), calls[0], strict=False).run_decompositions({})
+    lowered = to_edge_transform_and_lower(exported, transform_passes=[CopiesOfTheSame()], compile_config=config)
+    built = lowered.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=True))
+    assert "index_put_" in str(built.exported_program().graph), "nothing is written in place: there is nothing to test"
+    program, model = _load_for_executorch_from_buffer(built.buffer), Before(shape)
+    said = [(program.forward(inputs)[0].clone(), model(*inputs)) for inputs in calls]
+    assert all(torch.equal(found, wanted) for found, wanted in said[4:])  # from here on each row was written
 
 
 # Views

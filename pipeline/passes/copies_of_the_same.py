@@ -15,10 +15,11 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 _ATEN = ops.edge.aten
+_VIEW = _ATEN.view_copy.default
 # Each gives elements of its first argument in their order, or repeats some: where the shape stays, so does everything.
 _COPIES = (
     _ATEN.expand_copy.default,
-    _ATEN.view_copy.default,
+    _VIEW,
     _ATEN.slice_copy.Tensor,
     _ATEN.repeat.default,
     _ATEN.clone.default,
@@ -33,8 +34,8 @@ _PERMUTE = _ATEN.permute_copy.default
 class CopiesOfTheSame(ExportedProgramPassBase):  # type: ignore[misc]  # executorch is Any to the checker
     """Let what reads such a copy read what was copied.
 
-    A copy that the program returns, or that keeps what a mutable buffer held before the program writes it, stays: the
-    runtime may write the buffer before the copy is read.
+    A copy that the program returns, or that keeps what a mutable buffer held before the program writes it, stays, also
+    where it is one of a view of that buffer: the runtime may write the buffer before the copy is read.
     """
 
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
@@ -59,7 +60,10 @@ def _written(program: ExportedProgram) -> set[str]:
 
 
 def _is_needed(node: Node, written: set[str]) -> bool:
-    return any(user.op == "output" for user in node.users) or node.args[0].name in written
+    source = node.args[0]
+    while source.op == "call_function" and source.target is _VIEW:  # executorch makes these aliases later
+        source = source.args[0]
+    return any(user.op == "output" for user in node.users) or source.name in written
 
 
 def _changes_nothing(node: Node) -> bool:
