@@ -67,20 +67,25 @@ def test_outputs_keep_their_names() -> None:
     assert all(torch.equal(found, torch.ones(3)) for found in program.module()(torch.zeros(3)))
 
 
-@pytest.mark.parametrize("width", [1, 3, 32])
+def beside_itself(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x, x), -1)
+
+
+@pytest.mark.parametrize("width", [1, 3, 32, 256])
 def test_a_tensor_beside_itself_is_a_product_of_the_same_value(width: int) -> None:
     x = torch.randn(2, 5, width) * 1000
-    program = doubled_as_linear(exported(Applied(lambda x: torch.cat((x, x), -1)), x))
+    program = doubled_as_linear(exported(Applied(beside_itself), x))
     found = operators(program)
     assert (found[CAT], found[LINEAR]) == (0, 1)
-    assert torch.equal(program.module()(x), torch.cat((x, x), -1))
+    assert torch.equal(program.module()(x), beside_itself(x))
 
 
 OTHERS: dict[str, Function] = {
     "two tensors": lambda x: torch.cat((x, x + 1), -1),
     "another axis": lambda x: torch.cat((x, x), 1),
     "three times": lambda x: torch.cat((x, x, x), -1),
-    "another type": lambda x: torch.cat((x.double(), x.double()), -1),
+    "another type": lambda x: beside_itself(x.double()),
+    "a wide one": lambda x: beside_itself(x.repeat(1, 1, 65)),  # 260
 }
 
 

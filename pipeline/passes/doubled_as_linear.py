@@ -14,10 +14,11 @@ from torch.fx import Node
 from pipeline.passes.constants import add_constant
 
 _ATEN = torch.ops.aten
+_WIDEST = 256  # a head's rotary table is no wider, and the matrix grows with the square of it
 
 
 def doubled_as_linear(program: ExportedProgram) -> ExportedProgram:
-    """Replace every concatenation of a float tensor with itself along its last axis of fixed width."""
+    """Replace every concatenation of a float tensor with itself along its last axis, of a fixed width up to 256."""
     graph = program.graph_module.graph
     for node in graph.find_nodes(op="call_function", target=_ATEN.cat.default):
         source = _doubled(node)
@@ -41,5 +42,6 @@ def _doubled(node: Node) -> Node | None:
     if len(parts) != 2 or parts[0] is not parts[1]:
         return None
     value = parts[0].meta["val"]
-    is_last = dim in (-1, value.dim() - 1)
-    return parts[0] if is_last and value.dtype == torch.float32 and isinstance(value.shape[-1], int) else None
+    width, is_last = value.shape[-1], dim in (-1, value.dim() - 1)
+    is_narrow = isinstance(width, int) and width <= _WIDEST
+    return parts[0] if is_last and is_narrow and value.dtype == torch.float32 else None
