@@ -29,10 +29,11 @@ def watched_counting() -> Iterator[Counting]:
     seen, arange = Counting(), torch.arange
 
     def counted(*args: object, **kwargs: object) -> object:
-        """Takes tensors, which the original refuses before any mode hears of them."""
-        if any(isinstance(each, torch.Tensor) for each in (*args, *kwargs.values())):
+        """Takes tensors of shape [1], which the original refuses before any mode hears of them."""
+        ends = {name: each for name, each in kwargs.items() if name != "out"}
+        if any(isinstance(each, torch.Tensor) for each in (*args, *ends.values())):
             seen.needs_number = True
-        return arange(*map(_as_number, args), **{name: _as_number(each) for name, each in kwargs.items()})
+        return arange(*map(_as_number, args), **kwargs | {name: _as_number(each) for name, each in ends.items()})
 
     with replaced(torch, "arange", counted), _Watch(seen):
         yield seen

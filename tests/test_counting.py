@@ -19,6 +19,7 @@ TABLE = torch.arange(64)
 NEED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "counts on": lambda past: torch.arange(past, past + 3, device="cpu", dtype=torch.int64),
     "counts on by name": lambda past: torch.arange(start=past, end=past + 3),
+    "fills a tensor": lambda past: torch.arange(past, past + 3, out=torch.empty(3, dtype=torch.int64)),
     "cuts a table": lambda past: TABLE[past : past + 3],
     "cuts an axis of a table": lambda past: TABLE[None][:, past : past + 3][0],
 }
@@ -26,6 +27,7 @@ ADD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "adds": lambda past: torch.arange(3) + past,
     "looks up": lambda past: TABLE[torch.arange(3) + past],
     "cuts by numbers": lambda past: TABLE[:3] + past,
+    "fills a tensor": lambda past: torch.arange(3, out=torch.empty(3, dtype=torch.int64)) + past,
 }
 
 
