@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import operator
+import pickle
 from collections import OrderedDict, deque, namedtuple
+from collections.abc import Callable
 from importlib import resources
 
 import executorch.exir.dialects.edge
@@ -148,6 +150,35 @@ def test_a_graph_is_compiled_when_it_is_called(monkeypatch):
         product.args = (product.args[0], 7)
         module.recompile()
     assert float(module(torch.ones(()))) == 7  # outside too
+
+
+def _changed(module: GraphModule) -> GraphModule:
+    """The same, with a factor of 3."""
+    product = next(node for node in module.graph.nodes if node.op == "call_function")
+    product.args = (product.args[0], 3)
+    module.recompile()
+    return module
+
+
+@pytest.mark.parametrize("is_older", [True, False], ids=["changed within", "made within"])
+@pytest.mark.parametrize("read", [lambda module: module.code, str], ids=["code", "text"])
+def test_what_was_changed_within_the_scope_is_read_after_it(read: Callable[[GraphModule], str], is_older: bool):
+    module = symbolic_trace(_doubled) if is_older else None
+    with compiled_when_called():
+        module = _changed(module or symbolic_trace(_doubled))
+    assert "x * 3" in read(module) and "x * 2" not in read(module)
+    assert float(module(torch.ones(()))) == 3
+
+
+@pytest.mark.parametrize("is_within", [True, False], ids=["within", "after"])
+def test_a_module_that_was_changed_can_be_pickled(is_within: bool):
+    module = symbolic_trace(lambda x: x * 2)
+    with compiled_when_called():
+        _changed(module)
+        kept = pickle.dumps(module) if is_within else None
+    again = pickle.loads(kept or pickle.dumps(module))
+    assert float(again(torch.ones(()))) == 3
+    assert float(module(torch.ones(()))) == 3
 
 
 def _sizes() -> tuple[torch.SymInt, torch.SymInt, ShapeEnv]:

@@ -15,44 +15,58 @@ from torch.fx.graph import _PyTreeCodeGen
 from pipeline.quick.substitution import replaced
 
 _compile = GraphModule.recompile
-_code = GraphModule.code.fget
 
 
 @contextmanager
 def compiled_when_called() -> Iterator[None]:
-    """Within the scope a ``GraphModule`` that was changed is compiled when its ``forward`` or its code is read.
+    """A ``GraphModule`` that was changed in the scope is compiled, there or later, when it is called, read or pickled.
 
-    As text it is its class alone: executorch makes a text of whole graphs for a log that nobody reads.
+    Within, as text it is its class alone: executorch makes a text of whole graphs for a log that nobody reads.
     """
-    with (
-        replaced(GraphModule, "recompile", _compile_later),
-        replaced(GraphModule, "code", property(_compiled_code)),
-        replaced(GraphModule, "__str__", _short_text),
-    ):
+    with replaced(GraphModule, "recompile", _compile_later), replaced(GraphModule, "__str__", _short_text):
         yield
 
 
 class _CompiledWhenRead:
-    """Stands for the ``forward`` of a module's class, of which that module is the only one."""
+    """Stands on a module's class, of which that module is the only one, for what compiling makes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __get__(self, module: GraphModule | None, owner: type) -> object:
         if module is None:
             return self
-        _compile(module)  # puts the compiled one in the place of this
-        return module.forward
+        _compile(module)  # puts the compiled one in the place of this, or before it
+        return getattr(module, self._name)
 
 
-def _compile_later(self: GraphModule) -> None:
+class _CodeWhenRead:
+    """Stands for what ``recompile`` returns, which is only read to pickle the module."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+
+    @property
+    def globals(self) -> dict[str, object]:
+        found: dict[str, object] = _compile(self._module).globals
+        return found
+
+
+def _compile_later(self: GraphModule) -> _CodeWhenRead:
     if isinstance(self._graph._codegen, _PyTreeCodeGen):
         self._in_spec = self._graph._codegen.pytree_info.in_spec
         self._out_spec = self._graph._codegen.pytree_info.out_spec
-    type(self).forward = _CompiledWhenRead()
+    cls = type(self)
+    cls.forward, cls._code = _CompiledWhenRead("forward"), _CompiledWhenRead("_code")
+    cls.__reduce__ = _reduced  # type: ignore[assignment]  # a method once it is on the class
+    vars(self).pop("_code", None)  # of the graph as it was
+    return _CodeWhenRead(self)
 
 
-def _compiled_code(self: GraphModule) -> object:
-    if isinstance(type(self).forward, _CompiledWhenRead):
-        _compile(self)
-    return _code(self)
+def _reduced(self: GraphModule) -> object:
+    """As the class says, which takes the code from the module's attributes."""
+    _compile(self)
+    return super(type(self), self).__reduce__()
 
 
 def _short_text(self: GraphModule) -> str:
