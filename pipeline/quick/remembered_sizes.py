@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from torch._logging import _internal as logging_of_torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pipeline.quick.substitution import replaced
 
@@ -20,8 +21,9 @@ METHODS = ("mul", "add", "sub", "eq", "ne", "ge", "gt", "le", "lt", "sym_max", "
 _PLAIN = (int, float, bool, type(None))  # a hint of another type is a symbol itself
 
 _Operation = Callable[[SymNode, SymNode], SymNode]
-_Memory = dict[object, tuple[object, type, object, bool]]
-"""Operation and operands -> expression, type, example value and form of the result."""
+_Memory = dict[object, tuple[object, type, object, bool, ShapeEnv]]
+"""Operation and operands -> expression, type, example value and form of the result, and the environment whose id is in
+the key: no other has it while this one lives."""
 
 
 @contextmanager
@@ -46,11 +48,11 @@ def _remembering(original: _Operation, method: str, memory: _Memory) -> _Operati
         key = (method, id(self.shape_env), self.shape_env._replacements_version_counter, *_key(self), *_key(other))
         found = memory.get(key)
         if found is not None:
-            expression, kind, hint, is_summation = found
+            expression, kind, hint, is_summation, _ = found
             return SymNode(expression, self.shape_env, kind, hint, optimized_summation=is_summation)
         result = original(self, other)
         if result._hint is not None:  # without an example value a new node would look for one
-            memory[key] = result._expr, result.pytype, result._hint, result._optimized_summation
+            memory[key] = result._expr, result.pytype, result._hint, result._optimized_summation, self.shape_env
         return result
 
     return operation
