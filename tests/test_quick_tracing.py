@@ -6,15 +6,21 @@ import gc
 import inspect
 import operator
 import pickle
+import sys
+import weakref
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
-from importlib import resources
+from contextlib import nullcontext
+from importlib import import_module, resources
+from io import StringIO
+from pathlib import Path
 
 import executorch.exir.dialects.edge
 import pytest
 import torch
 from ruamel import yaml as ruamel
 from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, symbolic_trace
@@ -213,6 +219,22 @@ def test_what_is_learned_of_a_size_is_not_forgotten():
     assert product == first.node.mul(second.node).expr
 
 
+def test_an_environment_lives_as_long_as_what_is_remembered_of_it():
+    def environment_of_a_sum() -> weakref.ref[ShapeEnv]:
+        environment = ShapeEnv()
+        symbol = environment.create_symbol(5, ConstantSource("size"), DimDynamic.DYNAMIC)
+        size = environment.create_symintnode(symbol, hint=5)
+        assert (size + 1).node.expr == symbol + 1
+        return weakref.ref(environment)
+
+    with remembered_sizes():
+        reference = environment_of_a_sum()
+        gc.collect()
+        assert reference() is not None  # or another would get its id, and its results
+    gc.collect()
+    assert reference() is None
+
+
 def test_a_collector_that_is_off_stays_off():
     with quick_imports():
         assert not gc.isenabled()
@@ -224,7 +246,28 @@ def test_a_collector_that_is_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
-        gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("imports", "fails", "frozen"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+    ids=["imported", "nothing new", "failed"],
+)
+def test_only_what_was_imported_is_never_collected(
+    imports: bool, fails: bool, frozen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    name = f"quickly_imported_{imports}_{fails}"
+    (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = gc.get_freeze_count()
+    with pytest.raises(ImportError) if fails else nullcontext(), quick_imports():
+        if imports:
+            monkeypatch.setitem(sys.modules, name, import_module(name))
+        if fails:
+            raise ImportError
+    assert (gc.get_freeze_count() > before) == frozen
+    assert gc.isenabled()
+    gc.unfreeze()
 
 
 Pair = namedtuple("Pair", "one two")
@@ -259,5 +302,13 @@ def test_executorch_s_table_is_read_as_ruamel_reads_it():
     expected = ruamel.YAML(typ="safe").load(table)
     with quick_imports():
         assert ruamel.YAML(typ="safe").load(table) == expected
-    gc.unfreeze()
     assert len(expected) > 100
+
+
+def test_other_yaml_is_ruamel_s_own_within_the_scope():
+    text = "a: 1  # kept\n"
+    with quick_imports():
+        reader = ruamel.YAML()
+        document, written = reader.load(text), StringIO()
+        reader.dump(document, written)
+    assert written.getvalue() == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,24 +20,25 @@ def quick_imports() -> Iterator[None]:
     """Around imports: nothing is collected within, what is there at the end never is, and YAML is read by C code.
 
     A collection visits every object; the libraries of a build make a million of them, none of which is ever garbage.
+    Where nothing was imported, or an import failed, what is there can be garbage as ever.
     executorch reads a large table of operators when it is imported, by a parser that is written in Python.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         with replaced(ruamel, "YAML", _Yaml):
             yield
+        if len(sys.modules) > known:
+            gc.freeze()
     finally:
-        gc.freeze()
         if was_enabled:
             gc.enable()
 
 
-class _Yaml:
-    """Stands for ruamel's ``YAML(typ="safe")``."""
+class _Yaml(ruamel.YAML):
+    """ruamel's, except that ``YAML(typ="safe").load`` of a text is PyYAML's."""
 
-    def __init__(self, *, typ: str) -> None:
-        assert typ == "safe"
-
-    def load(self, text: str) -> object:
-        return yaml.load(text, Loader=_FAST)  # a safe one
+    def load(self, stream: object) -> object:
+        if self.typ == ["safe"] and not self.pure and isinstance(stream, str):
+            return yaml.load(stream, Loader=_FAST)  # a safe one
+        return super().load(stream)
