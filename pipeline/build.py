@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,12 +104,15 @@ class _Line:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        with explained(name, self._model_name), self._stages.stage(name):
+        with explained(name, self._model_name, self._used), self._stages.stage(name):
             yield
 
     def _model_name(self) -> str:
         is_loaded = "loaded" in vars(self)
         return self.loaded.identity.architecture if is_loaded else self.settings.model.source
+
+    def _used(self) -> Collection[str]:
+        return self.task.settings if "loaded" in vars(self) else ()
 
     @cached_property
     def loaded(self) -> Loaded:

@@ -10,8 +10,10 @@ import pytest
 
 from pipeline import build as build_module
 from pipeline.cli import app
-from pipeline.tasks import TASKS
-from pipeline.unexpected import explained, first_line
+from pipeline.config import BuildSettings
+from pipeline.tasks import TASKS, Task
+from pipeline.tasks.settings import DECODER, refuse_idle
+from pipeline.unexpected import _TRY, explained, first_line, hints_of
 from runners.cli import TRACEBACK_VARIABLE, run_app
 from runners.errors import CheckFailedError, UserError
 
@@ -91,7 +93,7 @@ def test_the_traceback_shows_the_cause_whole(
     ids=lambda error: type(error).__name__,
 )
 def test_what_says_enough_by_itself_is_passed_on(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, explained("lower", lambda: "Model"):
+    with pytest.raises(type(error)) as raised, explained("lower", lambda: "Model", lambda: DECODER):
         raise error
     assert raised.value is error
 
@@ -107,5 +109,51 @@ def test_what_says_enough_by_itself_is_passed_on(error: BaseException) -> None:
 def test_the_first_line_of_a_cause_is_said(error: Exception, said: str) -> None:
     assert first_line(error) == said
     message = f"{type(error).__name__}: {said}\\. To try: .*max_prefill_length: 1"
-    with pytest.raises(UserError, match=message), explained("export", lambda: "Model"):
+    with pytest.raises(UserError, match=message), explained("export", lambda: "Model", lambda: DECODER):
         raise error
+
+
+# A value of each key of a hint that is no default.
+GIVEN: dict[str, object] = {
+    "cache.max_length": 32,
+    "export.attention": "portable",
+    "export.max_prefill_length": 1,
+    "export.methods": ["forward"],
+    "quantize.embedding": "8w",
+    "quantize.linear": "8da4w",
+    "quantize.lm_head": "8da8w",
+}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.parametrize("stage", _TRY)
+def test_no_task_is_told_to_set_what_it_refuses(task: Task, stage: str) -> None:
+    hints = hints_of(stage, task.settings)
+    for key in [key for key, hint in _TRY[stage] if key is not None and hint in hints]:
+        section, name = key.split(".")
+        settings = {"name": "a", "model": {"source": "./a"}, section: {name: GIVEN[key]}}
+        refuse_idle(BuildSettings.model_validate(settings), task.name, task.settings)
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (
+            "text-generation",
+            "To try: export.max_prefill_length: 1 .*; export.attention: portable; quantize.linear: none",
+        ),
+        ("text2text", "To try: export.max_prefill_length: 1 [^;]*; quantize.linear: none"),
+        ("image-classification", "To try: quantize.linear: none"),
+    ],
+)
+def test_a_task_is_told_what_it_reads(task: str, told: str) -> None:
+    message = f"with StrangeError: a shape does not fit\\. {told}\\. 'pteline --traceback"
+    with pytest.raises(UserError, match=message), explained("lower", lambda: "Model", lambda: TASKS[task].settings):
+        fail()
+
+
+def test_where_there_is_nothing_to_try_nothing_is_said() -> None:
+    settings = TASKS["image-classification"].settings
+    with pytest.raises(UserError) as raised, explained("emit", lambda: "Model", lambda: settings):
+        fail()
+    assert "To try" not in str(raised.value)

@@ -20,6 +20,7 @@ def _limits(*names: str) -> set[str]:
 DECODER = frozenset(
     {f"cache.{name}" for name in CacheSettings.model_fields if name != "max_encoder_length"}
     | {"export.methods", "export.max_draft_tokens", "export.max_prefill_length", "export.logits", "export.top_k"}
+    | {"export.attention"}
     | {"check.chat", "check.long_prompt", "check.steps", "check.perplexity"}
     | _PROMPTS
     | _limits("min_equal_prompts", "max_margin", "max_logit_difference", "max_mean_kl", "max_perplexity_ratio")
@@ -44,6 +45,12 @@ IMAGE_TEXT_TO_TEXT = (DECODER | {"check.images"}) - {
 }
 
 _ALL = DECODER | SPEECH_TO_TEXT | TEXT2TEXT | EMBEDDING | FILL_MASK | IMAGE
+_ACCEPTED = {"export.attention"}  # tasks that have one way alone say themselves which values name it
+
+
+def reads(used: Collection[str], key: str) -> bool:
+    """Whether a task that reads ``used``, of the keys that some tasks read and others do not, reads ``key``."""
+    return key in used or key not in _ALL
 
 
 def refuse_idle(settings: BuildSettings, task: TaskName, used: Collection[str]) -> None:
@@ -57,7 +64,7 @@ def refuse_idle(settings: BuildSettings, task: TaskName, used: Collection[str]) 
     Raises:
         UserError: it names the first such key.
     """
-    idle = next((key for key in sorted(_ALL - set(used)) if _is_given(settings, key)), None)
+    idle = next((key for key in sorted(_ALL - _ACCEPTED - set(used)) if _is_given(settings, key)), None)
     if idle is not None:
         raise UserError(
             f"{idle}: has no effect on a model for {task}; remove it"
