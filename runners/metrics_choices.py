@@ -16,11 +16,12 @@ from runners.metrics import StepFigures
 def choice_figures(choices: Choices, reference: Reference, full: torch.Tensor | None = None) -> StepFigures:
     """Compare the chosen tokens' logits, and those of the reference's likeliest tokens that were not chosen.
 
-    What is not known is bounded, so that each figure is at most what it would be over the whole vocabulary: a token
-    that the program did not choose has a logit no larger than its smallest choice, one that the reference did not
-    record none larger than its smallest record. So a program that leaves a likely token out shows. KL is the least
-    that any logits of the other tokens allow: over the chosen tokens of known r, both distributions made to sum to 1,
-    times the share that r gives these tokens.
+    What is not known is bounded, so that the largest difference and KL are at most what they would be over the whole
+    vocabulary: a token that the program did not choose has a logit no larger than its smallest choice, one that the
+    reference did not record none larger than its smallest record. So a program that leaves a likely token out shows.
+    The mean difference is that of the chosen tokens alone, bounded likewise where r is not known: it may be larger
+    than that of all tokens. KL is the least that any logits of the other tokens allow: over the chosen tokens of known
+    r, both distributions made to sum to 1, times the share that r gives these tokens.
 
     Args:
         choices: The program's, [n, N].

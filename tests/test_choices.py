@@ -34,7 +34,7 @@ def chosen(rows: torch.Tensor, count: int = N) -> Choices:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.01, 0.5, 3.0]), st.integers(1, VOCABULARY), st.booleans())
-def test_no_figure_is_larger_than_over_the_whole_vocabulary(seed, noise, count, at_hand):
+def test_largest_difference_and_kl_are_not_larger_than_over_the_whole_vocabulary(seed, noise, count, at_hand):
     reference = logits(seed)
     program = reference + noise * logits(seed + 1, 1.0)
     whole = full_figures(program, reference)
@@ -45,6 +45,16 @@ def test_no_figure_is_larger_than_over_the_whole_vocabulary(seed, noise, count, 
     if count == VOCABULARY and at_hand:
         torch.testing.assert_close(found.kl, whole.kl)
         torch.testing.assert_close(found.mean_difference, whole.mean_difference)
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_the_mean_difference_is_that_of_the_chosen_tokens_alone(at_hand):
+    reference = torch.linspace(5, -5, VOCABULARY).repeat(STEPS, 1)
+    program = reference.clone()
+    program[:, 0] += 1  # the likeliest, and nothing else
+    found = choice_figures(chosen(program), summarise(reference), reference if at_hand else None)
+    torch.testing.assert_close(found.mean_difference, torch.full((STEPS,), 1 / N, dtype=torch.float64))
+    assert (found.mean_difference > full_figures(program, reference).mean_difference).all()
 
 
 def test_of_equal_logits_every_figure_is_zero():
