@@ -37,7 +37,7 @@ zoo: setup
 	$(BIN)/python -m tests.zoo build/zoo
 
 # On a machine that does nothing else. BENCH holds more options: make bench BENCH="--slow --rounds 30"
-bench: setup dist/smollm2_135m_8da4w/manifest.json dist/smollm2_135m_8da8w/manifest.json
+bench: setup $(foreach each,8da4w 8da4w_all 8da8w,dist/smollm2_135m_$(each)/manifest.json)
 	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(BENCH)
 
 dist/%/manifest.json: | setup

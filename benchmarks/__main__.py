@@ -31,7 +31,7 @@ from runners.machine import Machine, describe, physical_cores
 
 _TEXT = CONFIG.parent / "texts" / "austen.txt"
 _WIDTH = 140  # of the tables where the output is no terminal
-_PACKAGES = [Path("dist/smollm2_135m_8da4w"), Path("dist/smollm2_135m_8da8w")]
+_PACKAGES = [Path(f"dist/smollm2_135m_{name}") for name in ("8da4w", "8da4w_all", "8da8w")]
 
 
 def main(
