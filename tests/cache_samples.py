@@ -73,7 +73,7 @@ def feed(cache: Cache, tokens: int = 1) -> None:
     """A step of every layer, in the shapes of that cache."""
     for index in range(len(cache.layers)):
         keys = cache.layers[index].keys
-        heads = keys.shape[2] if type(cache.layers[index]).__name__ == "CustomLayer" else keys.shape[1]
+        heads = keys.shape[0] if type(cache.layers[index]).__name__ == "CustomLayer" else keys.shape[1]
         step = torch.randn(1, heads, tokens, keys.shape[3])
         cache.update(step, step + 1, index)
 

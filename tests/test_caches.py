@@ -144,7 +144,7 @@ def test_a_device_cache_writes_at_its_position_and_nowhere_else(attention: str) 
     cache.update(step, -step, 0)
     cache.update(step, -step, 1)
     for layer in cache.layers:
-        keys = layer.keys.transpose(1, 2) if attention == "custom" else layer.keys
+        keys = layer.keys.permute(2, 0, 1, 3) if attention == "custom" else layer.keys
         assert torch.equal(keys[:, :, 3:5], step)
         assert not keys[:, :, :3].any()
         assert not keys[:, :, 5:].any()
