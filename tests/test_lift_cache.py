@@ -141,7 +141,7 @@ def test_buffers_are_mutable_state_that_begins_with_zeros(case) -> None:
         assert not set(PATHS) & set(program.state_dict)
         return
     assert mutated == PATHS
-    shape = (1, LENGTH, KV_HEADS, WIDTH) if attention == "custom" else (1, KV_HEADS, LENGTH, WIDTH)
+    shape = (KV_HEADS, LENGTH, 1, WIDTH) if attention == "custom" else (1, KV_HEADS, LENGTH, WIDTH)
     for path in PATHS:
         assert program.state_dict[path].shape == shape
         assert not program.state_dict[path].any()
