@@ -15,7 +15,7 @@ from pipeline import attention
 from pipeline import build as build_module
 from pipeline import register as register_module
 from pipeline.artifacts import Exported, Package
-from pipeline.caches.device_layers import CustomLayer
+from pipeline.caches.device_layers import CustomLayer, each_a_sequence
 from runners.errors import CheckFailedError
 from tests.workshop import (
     PROMPTS,
@@ -58,8 +58,10 @@ def test_one_changed_weight_fails_the_check(empty: Workshop, monkeypatch: pytest
 
 
 def sees_the_future(module, query, key, value, mask, scaling=None, **kwargs):
-    out = torch.ops.llama.custom_sdpa(query.transpose(1, 2), key, value, mask, None, 0.0, False, scaling)
-    return out, None
+    _, h, s, d = query.shape
+    rows = query.reshape(key.shape[0], -1, s, d).transpose(1, 2)
+    out = torch.ops.llama.custom_sdpa(rows, key, value, mask, None, 0.0, False, scaling)
+    return out.transpose(0, 1).reshape(1, s, h, d), None
 
 
 def forgets_the_first(module, query, key, value, mask, scaling=None, **kwargs):
@@ -91,8 +93,8 @@ def test_keys_that_are_written_one_late_fail_the_check(
     empty: Workshop, only_the_check: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_late(self, keys, values, call):
-        torch.ops.llama.update_cache(keys.transpose(1, 2), self.keys, call.start + 1)
-        torch.ops.llama.update_cache(values.transpose(1, 2), self.values, call.start)
+        torch.ops.llama.update_cache(each_a_sequence(keys), self.keys, call.start + 1)
+        torch.ops.llama.update_cache(each_a_sequence(values), self.values, call.start)
         return self.keys, self.values
 
     monkeypatch.setattr(CustomLayer, "update", one_late)
