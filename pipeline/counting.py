@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 
 @dataclass

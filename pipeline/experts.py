@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 # The weights of each token's experts are gathered and multiplied in one batch: no shape depends on which they are.
 # transformers' default sorts the tokens by expert and calls an operator of its own, which no device has.

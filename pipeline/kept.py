@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch._export.serde import serialize
 
 from pipeline.artifacts import Emitted, EmittedFacts, Exported, ProgramFacts
-from pipeline.quick.substitution import replaced
 from pipeline.record import Recorded
+from pipeline.substitution import replaced
 from runners import goldens
 from runners.check import FullLogits
 from runners.manifest import GOLDENS_NAME, PROGRAM_NAME

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from pipeline.caches.device import DeviceCache, LayerShape, StateShape
 from pipeline.caches.measure import layer_shape, layer_shapes
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 _RWKV_START = 1e30  # of its running maximum, below zero: transformers' own value before the first token
 

@@ -11,27 +11,14 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from pipeline.passes.constants import add_constant
+from pipeline.passes.cat_as_linear import Product, cat_as_linear
 
 _ATEN = torch.ops.aten
 
 
 def half_swap_as_linear(program: ExportedProgram) -> ExportedProgram:
     """Replace every half-swap of a float tensor along its last axis of fixed, even width."""
-    graph = program.graph_module.graph
-    for node in graph.find_nodes(op="call_function", target=_ATEN.cat.default):
-        source = _swapped(node)
-        if source is None:
-            continue
-        width = int(source.meta["val"].shape[-1])
-        matrix = add_constant(program, f"half_swap_{width}", half_swap_matrix(width, source.meta["val"].dtype))
-        with graph.inserting_before(node):
-            product = graph.call_function(_ATEN.linear.default, (source, matrix))
-        product.meta = dict(node.meta)
-        node.replace_all_uses_with(product)
-    graph.eliminate_dead_code()
-    program.graph_module.recompile()
-    return program
+    return cat_as_linear(program, _half_swap)
 
 
 def half_swap_matrix(width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -39,6 +26,14 @@ def half_swap_matrix(width: int, dtype: torch.dtype) -> torch.Tensor:
     half = torch.eye(width // 2, dtype=dtype)
     zero = torch.zeros_like(half)
     return torch.cat([torch.cat([zero, -half], 1), torch.cat([half, zero], 1)], 0)
+
+
+def _half_swap(node: Node) -> Product | None:
+    source = _swapped(node)
+    if source is None:
+        return None
+    width = int(source.meta["val"].shape[-1])
+    return source, f"half_swap_{width}", half_swap_matrix(width, source.meta["val"].dtype)
 
 
 def _swapped(node: Node) -> Node | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch._subclasses import FakeTensorMode
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 _NAMESPACES = ("torchao",)
 _validate = FakeTensorMode._validate_cache_key

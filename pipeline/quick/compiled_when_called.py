@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from torch.fx import GraphModule
 from torch.fx.graph import _PyTreeCodeGen
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 _compile = GraphModule.recompile
 

@@ -17,7 +17,7 @@ from executorch.exir.graph_module import contains_any_call_fn_target_op
 from torch.export import ExportedProgram
 
 from pipeline.quick.remembered_values import functional_operator
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 DecompositionTable = Mapping[torch._ops.OperatorBase, Callable[..., object]]
 

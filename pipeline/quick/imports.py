@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import yaml  # type: ignore[import-untyped]
 from ruamel import yaml as ruamel
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 _FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a build of PyYAML may lack the former
 

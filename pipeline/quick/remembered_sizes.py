@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 # Those whose result follows from the two expressions alone. (That of ``mod`` depends on what is known of their range.)
 METHODS = ("mul", "add", "sub", "eq", "ne", "ge", "gt", "le", "lt", "sym_max", "sym_min")

@@ -24,7 +24,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 Memory = dict[object, tuple[object, list[object]]]
 """Operator and arguments -> result, and the objects whose ids are in the key: no other has these while they live."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from torch.fx import Node, traceback
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 _map_only = pytree.tree_map_only
 _SEQUENCES = {tuple: tuple, list: list, immutable_list: immutable_list}

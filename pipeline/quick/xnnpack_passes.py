@@ -20,7 +20,7 @@ from executorch.exir.passes.memory_format_ops_pass import DimOrderOpsRevertPass
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 Trigger = Callable[[Graph], bool]
 """Whether a pass may change this graph. True when in doubt."""

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 from transformers import modeling_gguf_pytorch_utils as transformers_gguf
 
-from pipeline.quick.substitution import replaced
+from pipeline.substitution import replaced
 
 _Value = str | int | float | bool
 _Parse = Callable[[np.ndarray, list[int]], _Value]
