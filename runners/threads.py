@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +35,7 @@ def use_threads(threads: int | None) -> int:
     if wanted < 1:
         raise UserError(f"--threads is {wanted}; expected 1 or more.")
     torch.set_num_threads(1)
+    _let_blas_use_its_caller_alone()
     if wanted != current:
         _resize(wanted, current)
     return wanted
@@ -49,3 +52,17 @@ def _resize(wanted: int, current: int) -> None:
 def holds_threads(program: Program) -> None:
     """Note that ``program`` uses the pool until it is freed."""
     _loaded.add(program)
+
+
+def _let_blas_use_its_caller_alone() -> None:
+    """Have MKL multiply matrices on the thread that asks for it, in every thread that has no number of its own.
+
+    ``llama::custom_sdpa`` calls PyTorch's MKL from the runtime's pool. ``torch.set_num_threads`` sets the number of the
+    calling thread only, so that MKL would start OpenMP's threads for each of the pool's own, and these spin: a step
+    then takes twice its time. MKL's environment variables are read before this module is. A thread that asks
+    PyTorch for a number keeps it. Without MKL (on ARM, say) nothing is done.
+    """
+    for library in Path(torch.__file__).with_name("lib").glob("*torch_cpu.*"):
+        set_threads = getattr(ctypes.CDLL(str(library)), "mkl_serv_set_num_threads", None)
+        if set_threads is not None:
+            set_threads(1)
