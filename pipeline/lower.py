@@ -7,16 +7,17 @@ from executorch.devtools.backend_debug import get_delegation_info
 from pipeline.artifacts import Exported, Lowered
 from pipeline.backends import xnnpack
 from pipeline.config import LowerSettings
-from pipeline.passes.heads_together import heads_together
+from pipeline.passes.attend_by_length import attend_by_length
 
 _BACKENDS = {"xnnpack": xnnpack}
 
 
 def lower(exported: Exported, settings: LowerSettings, constant_methods: dict[str, int | bool | list[int]]) -> Lowered:
     """Return the programs with the backend's parts as delegates."""
-    manager = _BACKENDS[settings.backend].lower(exported.programs, constant_methods)
+    backend = _BACKENDS[settings.backend]
+    manager = backend.lower(exported.programs, constant_methods)
     for name in exported.programs:
-        heads_together(manager.exported_program(name))
+        attend_by_length(manager.exported_program(name), backend.lower_part)
     delegated = {
         name: get_delegation_info(manager.exported_program(name).graph_module).num_delegated_nodes
         for name in exported.programs

@@ -18,6 +18,10 @@ from runners.program import Method as LoadedMethod
 from runners.program import Program
 from runners.threads import use_threads
 
+# Tokens of a prompt that go into one call: with fewer the weights are read more often, with more attention needs more
+# memory than the processor's caches have.
+_PROMPT_CHUNK = 256
+
 
 class ContextEndError(RuntimeError):
     """The cache is full: no further token can be fed. The last logits are still good for one more token of text."""
@@ -71,7 +75,7 @@ class Session:
 
     @property
     def max_chunk(self) -> int:
-        """Tokens that one call of ``forward`` takes at most."""
+        """Tokens that one call of :meth:`feed` takes at most."""
         return self._max_chunk
 
     @property
@@ -194,7 +198,8 @@ class Session:
         What a step needs is made here, once: beside a short step, a tensor made anew costs.
         """
         entry = _forward_entry(self.package)
-        self._rows, self._max_chunk = entry.inputs[0].shape[:2]
+        self._rows, most = entry.inputs[0].shape[:2]
+        self._max_chunk = min(most, _PROMPT_CHUNK)
         self._top_k = chosen_tokens(entry)
         self._vocabulary_size = _vocabulary_size(self.package, entry)
         self._max_length = _cache_entry(self.package).max_length

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.partitioner import Partition
 
 from pipeline.backends.levels import partitions_by_level
+from pipeline.backends.part import Part
 from pipeline.passes.complex_as_real import complex_as_real
 from pipeline.passes.computed_once import computed_once
 from pipeline.passes.copies_of_the_same import CopiesOfTheSame
@@ -65,3 +68,17 @@ def lower(
             constant_methods=constant_methods,
             compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
         )
+
+
+def lower_part(program: ExportedProgram) -> Part | None:
+    """Return a program without constants as one delegate; None where it is not one.
+
+    Constants would lie in the program's own store of named data, which does not go with the delegate.
+    """
+    graph_module = lower({"forward": program}, {}).exported_program("forward").graph_module
+    nodes = [x for x in graph_module.graph.nodes if x.op == "call_function"]
+    calls = [x for x in nodes if x.target is executorch_call_delegate]
+    if len(calls) != 1 or len(nodes) != 2:  # the other one takes its output
+        return None
+    [(_, module, _)] = get_lowered_submodules(graph_module)
+    return Part(module, tuple(x.name for x in calls[0].args[1:]))

@@ -1,4 +1,4 @@
-"""Query heads that share keys are attended together for one token, with the same result."""
+"""Attention of a prompt by products of the backend gives what the operator gives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBac
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
 from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  # registers llama::custom_sdpa
 from torch import nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
-from pipeline.passes.heads_together import heads_together
+from pipeline.backends.part import Part
+from pipeline.backends.xnnpack import lower_part
+from pipeline.passes.attend_by_length import attend_by_length
 from runners.runtime import portable_lib
 
 KEYS, WIDTH, LENGTH = 2, 8, 16  # K, D, N
@@ -84,9 +86,9 @@ def edge(module: nn.Module, example: tuple[torch.Tensor, ...], dynamic: bool = T
     return to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True))
 
 
-def together(module: nn.Module, example: tuple[torch.Tensor, ...], dynamic: bool = True) -> EdgeProgramManager:
+def rewritten(module: nn.Module, example: tuple[torch.Tensor, ...], dynamic: bool = True) -> EdgeProgramManager:
     manager = edge(module, example, dynamic)
-    heads_together(manager.exported_program())
+    attend_by_length(manager.exported_program(), lower_part)
     return manager
 
 
@@ -99,54 +101,95 @@ def at(example: tuple[torch.Tensor, ...], position: int) -> tuple[torch.Tensor, 
     return (*example[:3], torch.tensor([position]))
 
 
-@pytest.mark.parametrize("heads", [4, 6])
+@pytest.fixture
+def few_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products for up to 5 tokens of 4 heads."""
+    monkeypatch.setattr("pipeline.passes.attend_by_length._MOST_SCORES", 5 * 4 * LENGTH)
+
+
+@pytest.mark.parametrize("heads", [KEYS, 4, 6])
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_one_token_at_any_position(heads: int, scale: float | None) -> None:
+def test_any_number_of_tokens_at_any_position(heads: int, scale: float | None) -> None:
     module = Full(scale)
-    program = Loaded(together(module, inputs(3, heads)))
-    for position in range(LENGTH):  # from 0 on, where the start that the operator is given is below 0
-        given = at(inputs(1, heads), position)
-        torch.testing.assert_close(program(*given), module(*given), rtol=1e-5, atol=1e-6)
-
-
-def test_more_tokens_go_the_way_they_went() -> None:
-    module, heads = Full(), 4
-    program, before = Loaded(together(module, inputs(3, heads))), Loaded(edge(module, inputs(3, heads)))
-    for tokens in (2, 3, 7, 10):
-        assert torch.equal(program(*inputs(tokens, heads)), before(*inputs(tokens, heads)))
-
-
-def test_calls_of_changing_lengths_do_not_disturb_each_other() -> None:
-    module, heads = Full(), 4
-    program = Loaded(together(module, inputs(3, heads)))
-    for tokens, position in ((1, 2), (7, 0), (1, 15), (2, 3), (1, 0)):
+    program = Loaded(rewritten(module, inputs(3, heads)))
+    for tokens, position in ((1, 0), (1, 15), (2, 0), (2, 14), (3, 5), (16, 0), (7, 9), (1, 3)):
         given = at(inputs(tokens, heads), position)
         torch.testing.assert_close(program(*given), module(*given), rtol=1e-5, atol=1e-6)
+
+
+def test_one_token_is_left_to_the_operator_and_a_prompt_is_not() -> None:
+    module, heads = Full(), 4
+    program, before = Loaded(rewritten(module, inputs(3, heads))), Loaded(edge(module, inputs(3, heads)))
+    assert torch.equal(program(*inputs(1, heads)), before(*inputs(1, heads)))
+    assert not torch.equal(program(*inputs(7, heads)), before(*inputs(7, heads)))  # sums in another order
+
+
+@pytest.mark.usefixtures("few_scores")
+def test_more_tokens_than_the_limit_are_left_to_the_operator() -> None:
+    module, heads = Full(), 4
+    program, before = Loaded(rewritten(module, inputs(3, heads))), Loaded(edge(module, inputs(3, heads)))
+    for tokens in (1, 6, 10):
+        assert torch.equal(program(*inputs(tokens, heads)), before(*inputs(tokens, heads)))
+    for tokens in (2, 5):
+        given = inputs(tokens, heads)
+        torch.testing.assert_close(program(*given), module(*given), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(program(*inputs(5, heads)), before(*inputs(5, heads)))
+
+
+@pytest.mark.usefixtures("few_scores")
+@pytest.mark.parametrize(("tokens", "is_rewritten"), [(5, True), (6, False)])
+def test_a_method_of_a_fixed_number_of_tokens_has_no_condition(tokens: int, is_rewritten: bool) -> None:
+    module, given = Full(), inputs(tokens, 4)
+    manager = rewritten(module, given, dynamic=False)
+    found = operators(manager)
+    assert "cond" not in found
+    assert any("custom_sdpa" in name for name in found) is not is_rewritten
+    torch.testing.assert_close(Loaded(manager)(*given), module(*given), rtol=1e-5, atol=1e-6)
+
+
+def test_a_far_entry_has_no_weight_at_all() -> None:
+    module, (query, key, value, _) = Full(), inputs(3, 4)
+    program = Loaded(rewritten(module, inputs(3, 4)))
+    position = torch.tensor([2])
+    before = program(query, key, value, position)
+    key[:, 5:], value[:, 5:] = 50.0, 1e30  # what lies beyond the call's last token, as an earlier sequence left it
+    assert torch.equal(program(query, key, value, position), before)
+    key[:, 4], value[:, 4] = 50.0, 1e30  # the last token: the two before it must not see it
+    assert torch.equal(program(query, key, value, position)[:, :2], before[:, :2])
 
 
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_mask_of_a_ring(tokens: int) -> None:
     module = Masked()
-    program = Loaded(together(module, inputs(3, 6, masked=True)))
+    program = Loaded(rewritten(module, inputs(3, 6, masked=True)))
     given = inputs(tokens, 6, masked=True)
     torch.testing.assert_close(program(*given), module(*given), rtol=1e-5, atol=1e-6)
-
-
-def test_a_method_of_one_token_needs_no_condition() -> None:
-    module, given = Full(), inputs(1, 4)
-    manager = together(module, given, dynamic=False)
-    assert "cond" not in operators(manager)
-    torch.testing.assert_close(Loaded(manager)(*given), module(*given), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_result_outlives_the_next_attention(tokens: int) -> None:
     module, given = Two(), inputs(tokens, 4)
-    program = Loaded(together(module, inputs(3, 4)))
+    program = Loaded(rewritten(module, inputs(3, 4)))
     torch.testing.assert_close(program(*given), module(*given), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("heads", "tokens", "dynamic"), [(KEYS, 3, True), (KEYS, 1, False), (4, 3, False)])
-def test_where_there_is_nothing_to_share_nothing_changes(heads: int, tokens: int, dynamic: bool) -> None:
-    example = inputs(tokens, heads)
-    assert operators(together(Full(), example, dynamic)) == operators(edge(Full(), example, dynamic))
+def test_a_method_of_one_token_is_not_changed() -> None:
+    example = inputs(1, 4)
+    assert operators(rewritten(Full(), example, False)) == operators(edge(Full(), example, False))
+
+
+def test_layers_of_one_size_share_the_backends_part() -> None:
+    parts = []
+
+    def lower_once(program: ExportedProgram) -> Part | None:
+        parts.append(lower_part(program))
+        return parts[-1]
+
+    attend_by_length(edge(Two(), inputs(3, 4)).exported_program(), lower_once)
+    assert len(parts) == 1
+
+
+def test_where_the_backend_does_not_take_the_products_nothing_changes() -> None:
+    manager, before = edge(Full(), inputs(3, 4)), edge(Full(), inputs(3, 4))
+    attend_by_length(manager.exported_program(), lambda program: None)
+    assert operators(manager) == operators(before)
