@@ -6,10 +6,10 @@ from pathlib import Path
 
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.passes import MemoryPlanningPass
-from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
 
 from pipeline.artifacts import Emitted, EmittedFacts, Lowered, Signature
 from pipeline.config import LowerSettings
+from pipeline.passes.upper_bounds import UpperBounds
 from pipeline.quick.lowering import quick_lowering
 from runners.errors import UserError
 from runners.manifest import Delegation, Method, OperatorCount
@@ -27,7 +27,7 @@ def emit(lowered: Lowered, constant_methods: dict[str, int | bool | list[int]], 
     facts, methods = lowered.facts, list(lowered.delegated_operators)
     settings = ExecutorchBackendConfig(
         run_reinplace_pass=True,  # write the cache where it lies
-        sym_shape_eval_pass=ConstraintBasedSymShapeEvalPass(),  # plan for the largest bounded length
+        sym_shape_eval_pass=UpperBounds(),  # plan for the largest bounded length
         memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False, share_mutable_buffers=len(methods) > 1),
     )
     with quick_lowering():

@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 from pipeline.backends.part import Part
 from pipeline.backends.xnnpack import lower_part
 from pipeline.passes.attend_by_length import attend_by_length
+from pipeline.passes.upper_bounds import UpperBounds
 from runners.runtime import portable_lib
 
 KEYS, WIDTH, LENGTH = 2, 8, 16  # K, D, N
@@ -59,7 +60,7 @@ class Loaded:
     """A program that runs; it holds the bytes, which the runtime reads from as long as it lives."""
 
     def __init__(self, manager: EdgeProgramManager) -> None:
-        settings = ExecutorchBackendConfig(sym_shape_eval_pass=ConstraintBasedSymShapeEvalPass())
+        settings = ExecutorchBackendConfig(sym_shape_eval_pass=UpperBounds())
         self._bytes = manager.to_executorch(settings).buffer
         self._program = portable_lib._load_for_executorch_from_buffer(self._bytes)
 
@@ -193,3 +194,13 @@ def test_where_the_backend_does_not_take_the_products_nothing_changes() -> None:
     manager, before = edge(Full(), inputs(3, 4)), edge(Full(), inputs(3, 4))
     attend_by_length(manager.exported_program(), lambda program: None)
     assert operators(manager) == operators(before)
+
+
+def test_what_is_cut_from_the_cache_is_planned_no_longer_than_the_cache() -> None:
+    planned = []
+    for bounds in (ConstraintBasedSymShapeEvalPass(), UpperBounds()):
+        manager = rewritten(Full(), inputs(3, 4))
+        program = manager.to_executorch(ExecutorchBackendConfig(sym_shape_eval_pass=bounds)).executorch_program
+        planned.append(sum(program.execution_plan[0].non_const_buffer_sizes))
+    keys_and_values, saved = 2 * KEYS * WIDTH * 4, (LENGTH - 1) + (LENGTH - 1) - LENGTH  # bytes an entry; entries
+    assert planned[0] - planned[1] >= keys_and_values * saved

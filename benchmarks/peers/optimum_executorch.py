@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import weights
-from benchmarks.commands import python
+from benchmarks.commands import python, with_one_mkl_thread
 from benchmarks.environment import Environment, interpreter_of
 from benchmarks.errors import PeerError
 from benchmarks.making import is_made, made
@@ -53,6 +53,5 @@ class OptimumExecutorch:
         folder, cost = made(workspace, _MODEL, command)
         held = weights.of_pte(folder / "model.pte", "linears and output layer 8da4w (groups of 32), embeddings 8 bits")
         each = weights.cache_bytes(source, 4)
-        return Ready(
-            python("benchmarks.engines.optimum_executorch", interpreter=interpreter), str(folder), held, each, cost
-        )
+        worker = with_one_mkl_thread(python("benchmarks.engines.optimum_executorch", interpreter=interpreter))
+        return Ready(worker, str(folder), held, each, cost)
