@@ -25,16 +25,16 @@ pytestmark = pytest.mark.export
 class Full(nn.Module):
     """Attention up to a position. query [K, S, G, D], keys and values [K, N, 1, D]."""
 
-    def __init__(self, scale: float | None = None) -> None:
+    def __init__(self, scale: float | None = None, length: int = LENGTH) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale, self.length = scale, length
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
         start = position.item()
         torch._check(start >= 0)
-        torch._check(start < LENGTH)
+        torch._check(start < self.length)
         return torch.ops.llama.custom_sdpa(query, key, value, start, None, 0.0, True, self.scale)
 
 
@@ -80,15 +80,19 @@ def inputs(tokens: int, heads: int, masked: bool = False) -> tuple[torch.Tensor,
     return query, key, value, torch.where(seen, 0.0, -1e9)
 
 
-def edge(module: nn.Module, example: tuple[torch.Tensor, ...], dynamic: bool = True) -> EdgeProgramManager:
-    tokens = Dim("tokens", min=1, max=LENGTH)
+def edge(
+    module: nn.Module, example: tuple[torch.Tensor, ...], dynamic: bool = True, most: int = LENGTH
+) -> EdgeProgramManager:
+    tokens = Dim("tokens", min=1, max=most)
     shapes = ({1: tokens}, None, None, {0: tokens} if example[3].dim() == 2 else None) if dynamic else None
     program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False).run_decompositions({})
     return to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True))
 
 
-def rewritten(module: nn.Module, example: tuple[torch.Tensor, ...], dynamic: bool = True) -> EdgeProgramManager:
-    manager = edge(module, example, dynamic)
+def rewritten(
+    module: nn.Module, example: tuple[torch.Tensor, ...], dynamic: bool = True, most: int = LENGTH
+) -> EdgeProgramManager:
+    manager = edge(module, example, dynamic, most)
     attend_by_length(manager.exported_program(), lower_part)
     return manager
 
@@ -100,6 +104,12 @@ def operators(manager: EdgeProgramManager) -> Counter[str]:
 
 def at(example: tuple[torch.Tensor, ...], position: int) -> tuple[torch.Tensor, ...]:
     return (*example[:3], torch.tensor([position]))
+
+
+def cut(example: tuple[torch.Tensor, ...], length: int) -> tuple[torch.Tensor, ...]:
+    """The same over a shorter cache."""
+    query, key, value, position = example
+    return query, key[:, :length].contiguous(), value[:, :length].contiguous(), position
 
 
 @pytest.fixture
@@ -179,6 +189,14 @@ def test_a_method_of_one_token_is_not_changed() -> None:
     assert operators(rewritten(Full(), example, False)) == operators(edge(Full(), example, False))
 
 
+def test_a_cache_of_two_entries() -> None:
+    module, heads = Full(length=2), 4
+    program = Loaded(rewritten(module, cut(inputs(2, heads), 2), most=2))
+    for tokens, position in ((2, 0), (1, 0), (1, 1)):
+        given = cut(at(inputs(tokens, heads), position), 2)
+        torch.testing.assert_close(program(*given), module(*given), rtol=1e-5, atol=1e-6)
+
+
 def test_layers_of_one_size_share_the_backends_part() -> None:
     parts = []
 
@@ -204,3 +222,26 @@ def test_what_is_cut_from_the_cache_is_planned_no_longer_than_the_cache() -> Non
         planned.append(sum(program.execution_plan[0].non_const_buffer_sizes))
     keys_and_values, saved = 2 * KEYS * WIDTH * 4, (LENGTH - 1) + (LENGTH - 1) - LENGTH  # bytes an entry; entries
     assert planned[0] - planned[1] >= keys_and_values * saved
+
+
+class Cut(nn.Module):
+    """What lies in a table [N, D] up to the end of a call, as one row."""
+
+    def forward(self, query: torch.Tensor, table: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        start = position.item()
+        torch._check(start >= 0)
+        torch._check(start < LENGTH)
+        end = start + query.shape[0]
+        torch._check(end <= LENGTH)
+        return table[:end].reshape(-1) + 1
+
+
+def test_a_view_of_what_is_cut_has_room() -> None:
+    module, table = Cut(), torch.randn(LENGTH, WIDTH)
+    example, shapes = (torch.zeros(3), table, torch.tensor([1])), ({0: Dim("tokens", min=1, max=LENGTH)}, None, None)
+    exported = torch.export.export(module, example, dynamic_shapes=shapes, strict=False).run_decompositions({})
+    config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
+    program = Loaded(to_edge(exported, compile_config=config))
+    for tokens, position in ((3, 1), (LENGTH, 0), (2, LENGTH - 2)):
+        given = (torch.zeros(tokens), table, torch.tensor([position]))
+        assert torch.equal(program(*given), module(*given))

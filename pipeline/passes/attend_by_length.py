@@ -69,7 +69,13 @@ def most_tokens(heads: int, most_seen: int) -> int:
 
 
 def _most_by_products(call: Call, products: Products) -> int:
-    """Tokens for which products are written: all of a call of a fixed number, or up to a limit; 0: for none."""
+    """Tokens for which products are written: all of a call of a fixed number, or up to a limit; 0: for none.
+
+    In a cache of two entries several tokens can begin at position 0 only. torch then takes the position for a constant,
+    which a condition's operand must not be.
+    """
+    if call.mask is None and call.most_seen < 3:
+        return 0
     most = min(call.most_tokens, most_tokens(call.heads * call.groups, call.most_seen))
     if most < 2 or (isinstance(call.tokens, int) and most < call.tokens):
         return 0
