@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+from threading import Thread
+
 import pytest
 import torch
 
@@ -159,6 +163,32 @@ def test_a_program_that_the_runtime_refuses_is_one_error_with_its_reason(package
     cut = open_package(write_package(tmp_path / "cut", program))
     with pytest.raises(UserError, match=r"model\.pte: the runtime cannot load it: .*File size is too small"):
         LoadedProgram(cut)
+
+
+def test_a_long_prompt_is_fed_in_calls_of_a_size_of_its_own(package, monkeypatch):
+    monkeypatch.setattr("runners.session._PROMPT_CHUNK", 3)
+    session, tokens = Session.open(package), ids(14)
+    assert session.max_chunk == 3
+    torch.testing.assert_close(
+        follow(session, tokens[:11], tokens[11:]), eager_logits(tokens)[10:], rtol=1e-5, atol=1e-5
+    )
+    monkeypatch.setattr("runners.session._PROMPT_CHUNK", L)
+    assert Session.open(package).max_chunk == CHUNK
+
+
+def test_blas_stays_on_the_thread_that_calls_it(package):
+    """In a thread of which PyTorch knows nothing, as are those of the runtime's pool."""
+    libraries = [ctypes.CDLL(str(path)) for path in Path(torch.__file__).with_name("lib").glob("*torch_cpu.*")]
+    with_mkl = [library for library in libraries if hasattr(library, "mkl_serv_set_num_threads")]
+    if not with_mkl:
+        pytest.skip("PyTorch has no MKL here")
+    with_mkl[0].mkl_serv_set_num_threads(2)
+    Session.open(package)
+    found: list[int] = []
+    thread = Thread(target=lambda: found.append(with_mkl[0].mkl_serv_get_max_threads()))
+    thread.start()
+    thread.join()
+    assert found == [1]
 
 
 def test_threads_cannot_change_under_a_loaded_program(package, session):
