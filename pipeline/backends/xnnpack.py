@@ -11,6 +11,7 @@ from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.partitioner import Partition
 
+from pipeline.backends.first_sizes import smallest_first_sizes
 from pipeline.backends.levels import partitions_by_level
 from pipeline.backends.part import Part
 from pipeline.passes.complex_as_real import complex_as_real
@@ -60,7 +61,7 @@ def lower(
         for rewrite in PASSES:
             program = rewrite(program)
         rewritten[name] = program
-    with quick_lowering():
+    with quick_lowering(), smallest_first_sizes():
         return to_edge_transform_and_lower(
             rewritten,
             transform_passes=[rewrite() for rewrite in EDGE_PASSES],
