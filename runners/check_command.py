@@ -24,7 +24,7 @@ from runners.check_report import (
     write_report,
 )
 from runners.encoder_decoder import TASKS as WITH_ENCODER
-from runners.encoder_decoder import open_session
+from runners.encoder_decoder import Seq2SeqSession, open_session
 from runners.errors import CheckFailedError, UserError
 from runners.files import require_writable
 from runners.goldens import Goldens, load
@@ -161,16 +161,24 @@ def replay(
     """
     if goldens.cases:
         return _replay_cases(package, goldens, quantized, unquantized, threads, progress)
-    single = open_session(package, threads=1)
+    single = _session(package, threads=1)
     if isinstance(single, Session) and single.top_k is not None:
         goldens = dataclasses.replace(goldens, text=None)  # perplexity takes the logits of every token
     _require_room(goldens, single.max_length)
     progress("the first prompt before and after another one")
     repeatable = repeats(single, goldens)
     del single  # the size of the thread pool is fixed while a program is loaded
-    session = open_session(package, threads)
+    session = _session(package, threads)
     verifier = session if isinstance(session, Session) and session.max_verify else None
     return check(session, goldens, quantized, unquantized, full, progress, repeatable=repeatable, verifier=verifier)
+
+
+def _session(package: Package, threads: int | None) -> Session | Seq2SeqSession:
+    """A session whose calls are those that an app's runner makes: the whole prompt at once."""
+    session = open_session(package, threads)
+    if isinstance(session, Session):
+        session.feed_prompts_whole()
+    return session
 
 
 def _replay_cases(

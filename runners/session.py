@@ -99,6 +99,10 @@ class Session:
         """V: tokens that the model knows."""
         return self._vocabulary_size
 
+    def feed_prompts_whole(self) -> None:
+        """From now on feed a prompt in calls as long as the program takes, as ExecuTorch's own runner does."""
+        self._max_chunk = self._longest_call
+
     def feed(self, ids: Sequence[int]) -> Row:
         """Append up to ``max_chunk`` tokens to the cache with one call of ``forward``.
 
@@ -198,8 +202,8 @@ class Session:
         What a step needs is made here, once: beside a short step, a tensor made anew costs.
         """
         entry = _forward_entry(self.package)
-        self._rows, most = entry.inputs[0].shape[:2]
-        self._max_chunk = min(most, _PROMPT_CHUNK)
+        self._rows, self._longest_call = entry.inputs[0].shape[:2]
+        self._max_chunk = min(self._longest_call, _PROMPT_CHUNK)
         self._top_k = chosen_tokens(entry)
         self._vocabulary_size = _vocabulary_size(self.package, entry)
         self._max_length = _cache_entry(self.package).max_length

@@ -14,6 +14,7 @@ from runners.check_command import command, command_eager
 from runners.errors import CheckFailedError, UserError
 from runners.goldens import GoldenPrompt, Goldens, GoldenText, Rounding, RoundingFigures, save, summarise
 from runners.manifest import GOLDENS_NAME, Manifest
+from runners.session import Session
 from tests import packages
 from tests.packages import CHUNK, L, Program, V, eager_logits, program_bytes, write_package
 
@@ -76,6 +77,14 @@ def test_the_right_program_passes(right: bytes, tmp_path: Path, capsys: pytest.C
     assert report["repeatable"]
     assert [prompt["quantized"]["equal_steps"] for prompt in report["prompts"]] == [STEPS] * 3
     assert "check passed" in capsys.readouterr().out
+
+
+def test_a_prompt_is_fed_as_an_apps_runner_feeds_it(right: bytes, tmp_path: Path, monkeypatch) -> None:
+    lengths, feed = [], Session.feed
+    monkeypatch.setattr("runners.session._PROMPT_CHUNK", 2)
+    monkeypatch.setattr(Session, "feed", lambda self, ids: lengths.append(len(ids)) or feed(self, ids))
+    command(package(tmp_path / "toy", right), threads=1)
+    assert max(lengths) == CHUNK
 
 
 def test_rounding_that_the_package_carries_is_shown_and_limits_it(right: bytes, tmp_path: Path, capsys) -> None:

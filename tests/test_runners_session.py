@@ -172,6 +172,8 @@ def test_a_long_prompt_is_fed_in_calls_of_a_size_of_its_own(package, monkeypatch
     torch.testing.assert_close(
         follow(session, tokens[:11], tokens[11:]), eager_logits(tokens)[10:], rtol=1e-5, atol=1e-5
     )
+    session.feed_prompts_whole()
+    assert session.max_chunk == CHUNK
     monkeypatch.setattr("runners.session._PROMPT_CHUNK", L)
     assert Session.open(package).max_chunk == CHUNK
 
