@@ -58,6 +58,7 @@ def _describe(manifest: Manifest) -> str:
     }
     return "; ".join(f"{name} {', '.join(parts)}" for name, parts in schemes.items()) or "32 bits a weight"
 
+
 _CHECKING = ("draft", "record", "check")  # the stages that hold a package against eager PyTorch
 
 
