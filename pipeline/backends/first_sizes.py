@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import sympy
 import torch
 from executorch.backends.xnnpack.operators import node_visitor
 from torch.fx import Node
@@ -34,4 +33,4 @@ def _smallest(size: int | torch.SymInt) -> int:
     if isinstance(size, int):
         return size
     expression = size.node.expr
-    return int(expression.subs({symbol: sympy.Integer(1) for symbol in expression.free_symbols}))
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
