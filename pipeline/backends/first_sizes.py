@@ -29,8 +29,13 @@ def _smallest_shape(node: Node) -> list[int]:
 
 
 def _smallest(size: int | torch.SymInt) -> int:
-    """A size where each symbol in it is 1. (A range's lower end may be 2, by torch's rule for traced sizes.)"""
+    """A size where each symbol in it is the least of its range, in all tensors alike, so that they fit together.
+
+    Not 1, of which a convolution without padding would leave less than nothing. (The least of a traced size is 2 at
+    least, by torch's rule.) A symbol or a size that would be below 1, as a difference of two symbols may be, is 1.
+    """
     if isinstance(size, int):
         return size
-    expression = size.node.expr
-    return int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
+    expression, ranges = size.node.expr, size.node.shape_env.var_to_range
+    lowest = {symbol: max(1, ranges[symbol].lower) for symbol in expression.free_symbols}
+    return max(1, int(expression.subs(lowest)))
