@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runners.program import Program
 
 _loaded: weakref.WeakSet[Program] = weakref.WeakSet()
+_TORCH_CPU = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")  # what holds PyTorch's MKL, of each system
 
 
 def use_threads(threads: int | None) -> int:
@@ -59,10 +60,19 @@ def _let_blas_use_its_caller_alone() -> None:
 
     ``llama::custom_sdpa`` calls PyTorch's MKL from the runtime's pool. ``torch.set_num_threads`` sets the number of the
     calling thread only, so that MKL would start OpenMP's threads for each of the pool's own, and these spin: a step
-    then takes twice its time. MKL's environment variables are read before this module is. A thread that asks
-    PyTorch for a number keeps it. Without MKL (on ARM, say) nothing is done.
+    then takes more than twice its time. MKL's environment variables are read before this module is. A thread that asks
+    PyTorch for a number keeps it. Without MKL, or where the library does not show it (on ARM, say), nothing is done.
     """
-    for library in Path(torch.__file__).with_name("lib").glob("*torch_cpu.*"):
-        set_threads = getattr(ctypes.CDLL(str(library)), "mkl_serv_set_num_threads", None)
+    for library in torch_cpu_libraries():
+        set_threads = getattr(library, "mkl_serv_set_num_threads", None)
         if set_threads is not None:
             set_threads(1)
+
+
+def torch_cpu_libraries() -> list[ctypes.CDLL]:
+    """PyTorch's library for the CPU, which this process has loaded; nothing where it has another name.
+
+    By its whole name: beside ``torch_cpu.dll`` lies a ``torch_cpu.lib``, which cannot be loaded.
+    """
+    folder = Path(torch.__file__).with_name("lib")
+    return [ctypes.CDLL(str(folder / name)) for name in _TORCH_CPU if (folder / name).is_file()]

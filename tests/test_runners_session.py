@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -17,6 +15,7 @@ from runners.program import Program as LoadedProgram
 from runners.runtime import portable_lib, require_runtime
 from runners.sampling import greedy
 from runners.session import ContextEndError, Session
+from runners.threads import torch_cpu_libraries
 from tests.packages import CHUNK, L, Program, V, eager_logits, program_bytes, write_package
 
 pytestmark = pytest.mark.export
@@ -180,8 +179,7 @@ def test_a_long_prompt_is_fed_in_calls_of_a_size_of_its_own(package, monkeypatch
 
 def test_blas_stays_on_the_thread_that_calls_it(package):
     """In a thread of which PyTorch knows nothing, as are those of the runtime's pool."""
-    libraries = [ctypes.CDLL(str(path)) for path in Path(torch.__file__).with_name("lib").glob("*torch_cpu.*")]
-    with_mkl = [library for library in libraries if hasattr(library, "mkl_serv_set_num_threads")]
+    with_mkl = [library for library in torch_cpu_libraries() if hasattr(library, "mkl_serv_set_num_threads")]
     if not with_mkl:
         pytest.skip("PyTorch has no MKL here")
     with_mkl[0].mkl_serv_set_num_threads(2)
@@ -191,6 +189,14 @@ def test_blas_stays_on_the_thread_that_calls_it(package):
     thread.start()
     thread.join()
     assert found == [1]
+
+
+def test_only_a_library_that_can_be_loaded_is_looked_into(tmp_path, monkeypatch):
+    """On Windows an import library lies beside it."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "torch_cpu.lib").write_bytes(b"!<arch>")
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    assert torch_cpu_libraries() == []
 
 
 def test_threads_cannot_change_under_a_loaded_program(package, session):
