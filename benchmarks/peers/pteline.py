@@ -14,6 +14,7 @@ from runners.errors import UserError
 from runners.manifest import Manifest, StageFigure
 from runners.package import open_package
 
+_CHECKING = ("draft", "record", "check")  # the stages that hold a package against eager PyTorch
 _SETTING = "quantize."  # begins what the manifest says of a class of weights
 
 
@@ -57,9 +58,6 @@ def _describe(manifest: Manifest) -> str:
         for name, parts in found.items()
     }
     return "; ".join(f"{name} {', '.join(parts)}" for name, parts in schemes.items()) or "32 bits a weight"
-
-
-_CHECKING = ("draft", "record", "check")  # the stages that hold a package against eager PyTorch
 
 
 def _build(timings: dict[str, StageFigure]) -> BuildCost:
