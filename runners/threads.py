@@ -59,8 +59,8 @@ def _let_blas_use_its_caller_alone() -> None:
     """Have MKL multiply matrices on the thread that asks for it, in every thread that has no number of its own.
 
     ``llama::custom_sdpa`` calls PyTorch's MKL from the runtime's pool. ``torch.set_num_threads`` sets the number of the
-    calling thread only, so that MKL would start OpenMP's threads for each of the pool's own, and these spin: a step
-    then takes more than twice its time. MKL's environment variables are read before this module is. A thread that asks
+    calling thread only, so that MKL would start OpenMP's threads for each of the pool's own, and these spin and
+    slow a step down. MKL's environment variables are read before this module is. A thread that asks
     PyTorch for a number keeps it. Without MKL, or where the library does not show it (on ARM, say), nothing is done.
     """
     for library in torch_cpu_libraries():
