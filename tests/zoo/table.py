@@ -23,8 +23,8 @@ eager PyTorch's output, and a cache holds {length} tokens.
 **Tokens** is how many tokens one call takes at most: the cache's length, or the smallest window, or one where the
 model's own code cannot be traced for any number of them (see the end). **Attention** is what `export.attention: auto`
 chose to read a cache. **Delegates** counts the parts that XNNPACK runs; the operators of the last column run one by
-one; of a branch both sides' operators are counted, and each call runs one side. Where a program has more methods than
-one, both are given of each.
+one; of a branch both sides' delegates and operators are counted, and each call runs one side. Where a program has more
+methods than one, both are given of each.
 
 """
 _STAGES = ("exports", "lowers", "decodes")
