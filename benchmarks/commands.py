@@ -71,11 +71,3 @@ def _peak_of(pid: int) -> int:
 def python(module: str, *arguments: str, interpreter: str | Path = sys.executable) -> tuple[str, ...]:
     """The command that runs a module of this project."""
     return (str(interpreter), "-m", module, *arguments)
-
-
-def with_one_mkl_thread(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command with MKL kept to the thread that calls it.
-
-    Custom SDPA calls it from ExecuTorch's pool, beside which it would start OpenMP threads of its own.
-    """
-    return ("env", "MKL_NUM_THREADS=1", *command)

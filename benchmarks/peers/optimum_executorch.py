@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import weights
-from benchmarks.commands import python, with_one_mkl_thread
+from benchmarks.commands import python
 from benchmarks.environment import Environment, interpreter_of
 from benchmarks.errors import PeerError
 from benchmarks.making import is_made, made
@@ -22,6 +22,9 @@ _FLAGS = (
     *("--task", "text-generation", "--recipe", "xnnpack", "--use_custom_sdpa", "--use_custom_kv_cache"),
     *("--qlinear", "8da4w", "--qlinear_group_size", "32", "--qembedding", "8w"),
 )
+
+# Custom SDPA calls MKL from ExecuTorch's pool, beside which MKL would start OpenMP threads of its own.
+_ONE_MKL_THREAD = ("env", "MKL_NUM_THREADS=1")
 
 
 @dataclass(frozen=True)
@@ -53,5 +56,5 @@ class OptimumExecutorch:
         folder, cost = made(workspace, _MODEL, command)
         held = weights.of_pte(folder / "model.pte", "linears and output layer 8da4w (groups of 32), embeddings 8 bits")
         each = weights.cache_bytes(source, 4)
-        worker = with_one_mkl_thread(python("benchmarks.engines.optimum_executorch", interpreter=interpreter))
-        return Ready(worker, str(folder), held, each, cost)
+        worker = python("benchmarks.engines.optimum_executorch", interpreter=interpreter)
+        return Ready((*_ONE_MKL_THREAD, *worker), str(folder), held, each, cost)

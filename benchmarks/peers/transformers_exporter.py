@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import weights
-from benchmarks.commands import python, with_one_mkl_thread
+from benchmarks.commands import python
 from benchmarks.making import made
 from benchmarks.peer import Ready, Workspace
 
@@ -36,5 +36,6 @@ class TransformersExporter:
         folder, cost = made(workspace, f"transformers_exporter_{workspace.max_length}", command)
         program = next(folder.glob("*.pte"))
         held = weights.of_pte(program, "32 bits a weight")
-        worker = with_one_mkl_thread(python("benchmarks.engines.transformers_exporter"))
-        return Ready(worker, str(folder), held, weights.cache_bytes(source, 4), cost)
+        return Ready(
+            python("benchmarks.engines.transformers_exporter"), str(folder), held, weights.cache_bytes(source, 4), cost
+        )

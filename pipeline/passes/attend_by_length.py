@@ -38,7 +38,7 @@ def attend_by_length(program: ExportedProgram, lower_part: LowerPart) -> Exporte
         lower_part: makes a program one delegate of the backend.
     """
     module, products = program.graph_module, Products(lower_part)
-    lengths: dict[str, _Length] = {}  # by the expression of S and the limit, which layers share
+    lengths: dict[tuple[str, int], _Length] = {}  # by the expression of S and the limit, which layers share
     for node in module.graph.find_nodes(op="call_function", target=SDPA):
         call = Call.of(node)
         most = _most_by_products(call, products) if call is not None else 0
@@ -48,7 +48,7 @@ def attend_by_length(program: ExportedProgram, lower_part: LowerPart) -> Exporte
             if isinstance(call.tokens, int):
                 new = products.write(module, call, call.tokens, most)
             else:
-                key = f"{call.tokens} {most}"
+                key = (str(call.tokens), most)
                 if key not in lengths:
                     lengths[key] = _Length(call, most)
                 new = _conditional(module, call, products, lengths[key])
@@ -56,16 +56,6 @@ def attend_by_length(program: ExportedProgram, lower_part: LowerPart) -> Exporte
         module.graph.erase_node(node)
     module.recompile()
     return program
-
-
-def most_tokens(heads: int, most_seen: int) -> int:
-    """Tokens of a call whose scores fit into the limit.
-
-    Args:
-        heads: query heads.
-        most_seen: entries that a call can see.
-    """
-    return _MOST_SCORES // (heads * most_seen)
 
 
 def _most_by_products(call: Call, products: Products) -> int:
@@ -76,7 +66,7 @@ def _most_by_products(call: Call, products: Products) -> int:
     """
     if call.mask is None and call.most_seen < 3:
         return 0
-    most = min(call.most_tokens, most_tokens(call.heads * call.groups, call.most_seen))
+    most = min(call.most_tokens, _MOST_SCORES // (call.heads * call.groups * call.most_seen))
     if most < 2 or (isinstance(call.tokens, int) and most < call.tokens):
         return 0
     return most if products.take(call, most) else 0

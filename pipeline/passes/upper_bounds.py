@@ -13,6 +13,7 @@ import torch
 from executorch.exir import memory
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
+from executorch.exir.tensor import contiguous_stride_from_shape
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
@@ -32,16 +33,9 @@ class UpperBounds(ConstraintBasedSymShapeEvalPass):  # type: ignore[misc]  # exe
                 if node.target in _SLICES and not _has_views(node):
                     spec, whole = node.meta["spec"], node.args[0].meta["spec"]
                     spec.shape = [min(pair) for pair in zip(spec.shape, whole.shape, strict=True)]
-                    spec.stride = _contiguous(spec.shape)
+                    spec.stride = contiguous_stride_from_shape(torch.Size(spec.shape))
         return result
 
 
 def _has_views(node: Node) -> bool:
     return any(user.target is memory.view for user in node.users)
-
-
-def _contiguous(shape: list[int]) -> tuple[int, ...]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides))
